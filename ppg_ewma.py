@@ -1,0 +1,728 @@
+"""Phasic policy gradient (PPG) on Procgen, in one file, batch size-invariant by default.
+
+PPG: Cobbe, Hilton, Klimov and Schulman, 2020 (arXiv:2009.04416). Policy and value have a network each. After every n_pi
+iterations of PPO an auxiliary phase distils the value function into the policy network, which keeps its policy.
+
+Paper: "Batch size-invariance for policy optimization", Hilton, Cobbe and Schulman, 2021 (arXiv:2110.00641). Comments
+name its sections; "PPO equation" is one of the PPO paper, Schulman et al., 2017 (arXiv:1707.06347).
+
+Five files, each a whole algorithm, each a few tagged lines away from an earlier one. Read them in this order:
+  ppo.py        PPO. Its old policy does two jobs: it corrects for the data's age, and it limits the update.
+  ppo_ewma.py   PPO-EWMA: two policies for the two jobs.               diff ppo.py ppo_ewma.py;  grep EWMA ppo_ewma.py
+  staleness.py  PPO on data made old on purpose: why the jobs differ.  diff ppo.py staleness.py; grep STALE staleness.py
+  ppg.py        Phasic policy gradient, a stronger algorithm.          diff ppo.py ppg.py;       grep PPG ppg.py
+  ppg_ewma.py   PPG-EWMA, the paper's main algorithm: to ppg.py what ppo_ewma.py is to ppo.py, by the very same patch.
+
+Flags are stated for 256 environments (appendix B); change --num-envs, and they are adjusted to it (section 4).
+
+Deviations from the paper:
+  1. One process steps all environments; the paper has 4 workers of 64 environments and averages their gradients.
+  2. --clip-vloss, --target-kl and --adv-norm minibatch are habits of other PPO implementations; the paper has none of
+     them, and they are off.
+
+EWMA: here the proximal policy, which limits the update, is an exponentially weighted moving average of the network. The
+behaviour policy only corrects for the data's age. The age of the one no longer depends on the batch size of the other.
+"""
+
+import argparse
+import copy  # EWMA
+import fcntl
+import math
+import os
+import shutil  # PPG
+import signal
+import sys
+import time
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+try:
+    import numpy as np  # PPG
+    import torch
+    import torch.nn as nn
+    from procgen import ProcgenGym3Env
+    from procgen.env import ENV_NAMES, EXPLORATION_LEVEL_SEEDS
+    from torch.utils.tensorboard import SummaryWriter
+    from tqdm import tqdm
+except ImportError as error:
+    needs = "Procgen has builds for Python 3.10, 3.11 and 3.12: with one of these, pip install -r requirements.txt"
+    print(f"{error} in Python {sys.version.split()[0]}. {needs}", file=sys.stderr)
+    sys.exit(2)
+
+SCRIPT = Path(__file__).stem
+CHECKPOINT_FORMAT = 1
+MODES = {  # and the games that have them; Procgen aborts the whole process if asked for another
+    "easy": ENV_NAMES,
+    "hard": ENV_NAMES,
+    "extreme": ["chaser", "dodgeball", "leaper", "starpilot"],
+    "memory": ["caveflyer", "dodgeball", "heist", "jumper", "maze", "miner"],
+    "exploration": list(EXPLORATION_LEVEL_SEEDS),
+}
+
+
+def fail(message, code=2):
+    print(f"{SCRIPT}.py: error: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def number(kind, low, high=math.inf):
+    """An argparse type: an int or a float within bounds."""
+
+    def parse(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not (low <= value <= high and math.isfinite(value)):
+            bounds = f"{low} or more" if high == math.inf else f"from {low} to {high}"
+            raise argparse.ArgumentTypeError(f"{text}: must be a {'whole ' * (kind is int)}number, {bounds}")
+        return value
+
+    return parse
+
+
+def parse_args():
+    """The flags, and the checkpoint to go on from or None."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0],
+        usage=argparse.SUPPRESS,  # forty flags; an error is one line
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    count, fraction, positive = number(int, 1), number(float, 0, 1), number(float, 0)
+
+    add = parser.add_argument_group("run").add_argument
+    add("--seed", type=number(int, 0, 2**31 - 1), default=1, help="of the network, of sampling and of Procgen")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if there is one")
+    add("--run-dir", help="where results go; None: runs/<env>__<script>__<seed>__<time>")
+    add("--resume", metavar="RUN_DIR", help="go on with a run that was stopped; its flags come with it")
+    add("--checkpoint-seconds", type=positive, default=60, help="least time between checkpoints; 0: every iteration")
+
+    add = parser.add_argument_group("environment").add_argument
+    add("--env-id", choices=ENV_NAMES, default="starpilot", help="Procgen game")
+    add("--distribution-mode", choices=list(MODES), default="hard", help="difficulty; some games lack the last three")
+    add("--num-levels", type=number(int, 0, 2**31 - 1), default=0, help="size of the level set; 0: all levels")
+    add("--start-level", type=number(int, 0, 2**31 - 1), default=0, help="the first level of the set")
+    add("--num-envs", type=count, default=256, help="parallel environments N; changes all batch sizes")
+    add("--num-steps", type=count, default=256, help="steps of each environment in an iteration, T")
+    add("--total-timesteps", type=count, default=100_000_000, help="environment steps in all")
+
+    add = parser.add_argument_group("optimisation").add_argument
+    add("--policy-epochs", type=count, default=1, help="policy's passes over the data of an iteration, E_pi")  # PPG
+    add("--value-epochs", type=count, default=1, help="value function's passes over it, E_V")
+    add("--learning-rate", type=positive, default=5e-4, help="Adam step size")
+    add("--num-minibatches", type=count, default=8, help="optimiser steps in an epoch")
+    add("--gamma", type=fraction, default=0.999, help="discount")
+    add("--gae-lambda", type=fraction, default=0.95, help="GAE bootstrapping")
+    add("--clip-coef", type=positive, default=0.2, help="clip range epsilon; 0: no clipping")
+    add("--kl-coef", type=positive, default=0.0, help="KL penalty beta; 1 if used instead of clipping")
+    add("--prox-com", type=positive, default=8.0, help="centre of mass of the EWMA, in optimiser steps")  # EWMA
+    add("--vf-coef", type=positive, default=0.5, help="weight of the value loss")
+    add("--ent-coef", type=positive, default=0.01, help="weight of the entropy bonus")
+    add("--clip-vloss", action="store_true", help="also limit the value update, to --clip-coef")
+    add("--target-kl", type=positive, help="leave out the remaining epochs once the KL exceeds this")
+    add("--adv-norm", choices=["iteration", "minibatch", "none"], default="iteration", help="advantage normalisation")
+    add("--reward-norm", action=argparse.BooleanOptionalAction, default=True, help="reward normalisation")
+    add("--channels", type=count, nargs=3, default=[16, 32, 32], help="widths of the network; smaller for a CPU")
+    add("--microbatch-size", type=count, help="frames in memory at once, same gradient; None: 64 on CPU, 2048 on GPU")
+
+    add = parser.add_argument_group("batch size").add_argument
+    add("--reference-num-envs", type=count, default=256, help="number of environments that the flags are stated for")
+    add("--no-adjust", nargs="+", default=[], metavar="NAME", help="use these as stated (names: the table at start)")
+    add("--lr-rule", choices=["sqrt", "linear"], default="sqrt", help="how the step size is adjusted (appendix D)")
+    add("--adjust-betas", choices=["none", "beta2", "both"], default="none", help="adjust Adam's, too (appendix E)")
+
+    add = parser.add_argument_group("phasic policy gradient").add_argument  # PPG
+    add("--n-pi", type=count, default=32, help="iterations in a policy phase")
+    add("--aux-epochs", type=number(int, 0), default=6, help="passes over the phase's data in the auxiliary phase")
+    add("--aux-rollouts", type=count, default=16, help="rollouts in a minibatch of the auxiliary phase")
+    add("--aux-learning-rate", type=positive, default=5e-4, help="Adam step size in the auxiliary phase")
+    add("--beta-clone", type=positive, default=1.0, help="weight of keeping the policy in the auxiliary phase")
+    add("--arch", choices=["dual", "detach"], default="dual", help="two networks, or one with a detached value head")
+    add("--aux-buffer-dir", help="where a phase's frames are kept until its end; None: the run's folder")
+
+    args, saved = parser.parse_args(), None
+    if args.resume:
+        given = {word.split("=")[0] for word in sys.argv[1:] if word.startswith("--")} - {"--resume"}
+        if given - {"--total-timesteps", "--device"}:
+            fail(f"{', '.join(sorted(given))}: with --resume only --total-timesteps and --device can be given")
+        saved = load_checkpoint(Path(args.resume))
+        changed = {name[2:].replace("-", "_") for name in given} | {"resume"}
+        args = argparse.Namespace(**saved["args"] | {x: vars(args)[x] for x in changed} | {"run_dir": args.resume})
+    if args.env_id not in MODES[args.distribution_mode]:
+        having = [mode for mode in MODES if args.env_id in MODES[mode]]
+        fail(f"--distribution-mode {args.distribution_mode}: {args.env_id} has only {', '.join(having)}")
+    if args.distribution_mode == "exploration" and (args.num_levels or args.start_level):
+        fail("--distribution-mode exploration: is one fixed level; leave out --num-levels and --start-level")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        fail("--device cuda: PyTorch finds no CUDA device; use cpu or auto")
+    if args.clip_vloss and args.clip_coef == 0:
+        fail("--clip-vloss: needs --clip-coef above 0")
+    if not splits_evenly(args.num_envs, args.num_steps, args.num_minibatches):
+        even = [m for m in range(1, 4 * args.num_minibatches) if splits_evenly(args.num_envs, args.num_steps, m)]
+        what = f"{args.num_envs} environments x {args.num_steps} steps"
+        fail(f"--num-minibatches {args.num_minibatches}: {what} do not split evenly; {str(even)[1:-1]} would")
+    args.run_dir = args.run_dir or f"runs/{args.env_id}__{SCRIPT}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    return args, saved
+
+
+def adjust_for_batch_size(args):
+    """Section 4: what to change so that another number of environments learns the same per environment step.
+
+    Returns a table of values as stated for the reference and as used here; its names are those of --no-adjust.
+    """
+    c = args.reference_num_envs / args.num_envs  # by how much our batches are smaller
+    step_size_divisor, rule = {"sqrt": (math.sqrt(c), "/ sqrt(c)"), "linear": (c, "/ c")}[args.lr_rule]
+    table = {
+        # name: (what it is, stated, in use, rule)
+        "prox": ("proximal policy's centre of mass (steps)", args.prox_com, args.prox_com * c, "* c"),  # EWMA
+        "lr": ("Adam step size", args.learning_rate, args.learning_rate / step_size_divisor, rule),
+        "adv-norm": ("advantage-normalisation span (iterations)", 1, max(1, c), "* c, at least 1"),
+    }
+    n_pi = max(1, round(args.n_pi * c))  # PPG
+    table["n-pi"] = ("iterations in a policy phase", args.n_pi, n_pi, "* c, rounded, at least 1")
+    for name in args.no_adjust:
+        if name not in table:
+            fail(f"--no-adjust {name}: there are {', '.join(table)} to choose from")
+        table[name] = (*table[name][:2], table[name][1], f"kept: --no-adjust {name}")
+    for name, beta, adjusted in [("beta1", 0.9, ["both"]), ("beta2", 0.999, ["beta2", "both"])]:
+        adjust = args.adjust_betas in adjusted
+        table[name] = (f"Adam {name}", beta, beta ** (1 / c) if adjust else beta, "to the 1/c" if adjust else "kept")
+    least = min(4, args.aux_rollouts)  # PPG: the auxiliary batch shrinks up to a point only (appendix B)
+    rollouts = max(least, round(args.aux_rollouts / c))
+    table["aux-rollouts"] = ("auxiliary minibatch (rollouts)", args.aux_rollouts, rollouts, f"/ c, at least {least}")
+    rate, smaller = args.aux_learning_rate, rollouts / args.aux_rollouts
+    factor, rule = {"sqrt": (math.sqrt(smaller), "sqrt(rollouts)"), "linear": (smaller, "rollouts")}[args.lr_rule]
+    used, rule = (rate, "kept: --no-adjust lr") if "lr" in args.no_adjust else (rate * factor, f"as {rule}")
+    table["aux-lr"] = ("auxiliary Adam step size", rate, used, rule)
+    return table
+
+
+def scaled(layer, norm):
+    """PyTorch's initialisation, but with all output rows of the weight scaled to one L2 norm, and no bias."""
+    with torch.no_grad():
+        rows = layer.weight.flatten(1)  # a view
+        rows *= norm / rows.norm(dim=1, keepdim=True)
+        layer.bias.zero_()
+    return layer
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, channels, norm):
+        super().__init__()
+        self.conv1 = scaled(nn.Conv2d(channels, channels, 3, padding=1), norm)
+        self.conv2 = scaled(nn.Conv2d(channels, channels, 3, padding=1), norm)
+
+    def forward(self, x):
+        return x + self.conv2(self.conv1(x.relu()).relu())
+
+
+class Impala(nn.Module):
+    """The convolutional network of IMPALA (Espeholt et al., 2018): uint8 frames [B, 64, 64, 3] to features [B, 256]."""
+
+    def __init__(self, channels, blocks=2):
+        super().__init__()
+        norm = math.sqrt(1 / math.sqrt(len(channels)) / math.sqrt(blocks))  # more residual blocks: each starts smaller
+        layers, width = [], 3
+        for out in channels:
+            layers += [scaled(nn.Conv2d(width, out, 3, padding=1), 1), nn.MaxPool2d(3, stride=2, padding=1)]
+            layers += [ResidualBlock(out, norm) for _ in range(blocks)]
+            width = out
+        dense = scaled(nn.Linear(width * 8 * 8, 256), 1.4)
+        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.ReLU(), dense, nn.ReLU())
+
+    def forward(self, obs):
+        return self.layers(obs.permute(0, 3, 1, 2).float() / 255)  # stays channels last in memory, the fast layout
+
+
+class Agent(nn.Module):
+    def __init__(self, channels, arch, actions=15):  # PPG
+        super().__init__()
+        self.trunk = Impala(channels)
+        self.value_trunk = Impala(channels) if arch == "dual" else None
+        self.aux_head = scaled(nn.Linear(256, 1), 0.1)
+        self.policy_head = scaled(nn.Linear(256, actions), 0.1)
+        self.value_head = scaled(nn.Linear(256, 1), 0.1)
+
+    def forward(self, obs):
+        return self.with_auxiliary_value(obs)[:2]
+
+    def with_auxiliary_value(self, obs):
+        """PPG: the value head never trains the policy's trunk; the auxiliary head does, in the auxiliary phase."""
+        features = self.trunk(obs)
+        value_features = self.value_trunk(obs) if self.value_trunk else features.detach()
+        heads = self.value_head(value_features), self.aux_head(features)
+        return self.policy_head(features), *(head.squeeze(-1) for head in heads)
+
+
+def normalise_rewards(reward, first, discounted, moments):
+    """Divide rewards [N, T] by the standard deviation of the discounted return over the run, this rollout included.
+
+    discounted [N]: every environment's return so far. moments: count, mean and variance of all such returns.
+    """
+    returns = []
+    for t in range(reward.shape[1]):
+        discounted = reward[:, t] + 0.99 * (1 - first[:, t].float()) * discounted  # a new episode starts at 0
+        returns.append(discounted)
+    returns = torch.stack(returns).double()
+    (count, mean, var), new = moments, returns.numel()
+    delta, total = returns.mean() - mean, count + new
+    square_sum = var * count + returns.var(correction=0) * new + delta**2 * count * new / total
+    moments = torch.stack([total, mean + delta * new / total, square_sum / total])
+    return (reward / (moments[2] + 1e-8).sqrt().float()).clamp(-10, 10), discounted, moments
+
+
+def gae(reward, value, first, gamma, gae_lambda):
+    """Generalised advantage estimation. reward [N, T]; value, first [N, T + 1]: of the observation at the end, too."""
+    advantage, running = torch.zeros_like(reward), torch.zeros(len(reward))
+    for t in reversed(range(reward.shape[1])):
+        alive = 1 - first[:, t + 1].float()  # 0 if step t ended its episode: nothing comes back from the next one
+        delta = reward[:, t] + gamma * alive * value[:, t + 1] - value[:, t]
+        running = delta + gamma * gae_lambda * alive * running
+        advantage[:, t] = running
+    return advantage
+
+
+def update_moments(moments, x, span):
+    """Mean and standard deviation of x over about `span` iterations (footnote 1), for advantage normalisation.
+
+    moments: count, sum and sum of squares up to now, decayed once an iteration. Span 1 forgets all but this iteration.
+    """
+    decay = (span - 1) / (span + 1)
+    x = x.double()
+    moments = decay * moments + torch.stack([torch.ones_like(x).sum(), x.sum(), (x**2).sum()])
+    mean, mean_square = moments[1] / moments[0], moments[2] / moments[0]
+    return moments, mean.float(), (mean_square - mean**2).clamp(min=0).sqrt().float()
+
+
+def splits_evenly(envs, steps, num_minibatches):
+    chunks = max(1, num_minibatches // envs)
+    return envs * chunks % num_minibatches == 0 and steps % chunks == 0
+
+
+def minibatches(envs, steps, num_minibatches):
+    """One epoch's minibatches: rows of indices into a batch of envs * steps frames.
+
+    A minibatch is whole rollouts of some environments, or, with fewer environments than minibatches, a chunk of one.
+    """
+    chunks = max(1, num_minibatches // envs)
+    pieces = torch.arange(envs * steps).view(envs * chunks, steps // chunks)
+    return pieces[torch.randperm(len(pieces))].view(num_minibatches, -1)
+
+
+def logp_of(logprobs, action):
+    return logprobs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def categorical_kl(logprobs_p, logprobs_q):
+    """KL[p, q], exact in every state, averaged over states."""
+    return (logprobs_p.exp() * (logprobs_p - logprobs_q)).sum(-1).mean()
+
+
+def policy_loss(logp, logp_old, advantage, clip_coef):
+    """The clipped objective, PPO equation (7), to be minimised; and the fraction of ratios outside the clip range."""
+    ratio = (logp - logp_old).exp()
+    objective = ratio * advantage
+    if clip_coef == 0:
+        return -objective.mean(), torch.zeros_like(objective).mean()
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    return -torch.min(objective, clipped * advantage).mean(), (clipped != ratio).float().mean()
+
+
+def value_loss(value, old_value, value_target, clip):
+    loss = (value - value_target) ** 2
+    if clip > 0:
+        loss = torch.max(loss, (old_value + (value - old_value).clamp(-clip, clip) - value_target) ** 2)
+    return loss.mean()
+
+
+def update_ewma(prox, policy, weight, com, decay):
+    """EWMA: appendix A. Average the policy's weights into prox; returns the terms' total weight and their mean age."""
+    new_weight = 1 + decay * weight
+    with torch.no_grad():
+        for p, q in zip(prox.parameters(), policy.parameters(), strict=True):
+            p.lerp_(q, 1 / new_weight)  # q / new_weight + decay * weight / new_weight * p
+    return new_weight, decay * weight / new_weight * (com + 1)
+
+
+class Run:
+    """All that is not the algorithm: the run's folder and its lock, TensorBoard logs, progress, checkpoints."""
+
+    def __init__(self, args, saved, state, envs):
+        self.args, self.state, self.envs, self.folder, self.writer = args, state, envs, Path(args.run_dir), None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not saved and any(self.folder.iterdir()):
+                fail(f"--run-dir {self.folder}: is not empty; take another, or --resume {self.folder} if it is a run")
+            self.lock = open(self.folder / "lock", "w")  # the system lets go of it when the process ends, in any way
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(f"--run-dir {self.folder}: another process is writing there")
+        except OSError as error:
+            fail(f"--run-dir {self.folder}: cannot be written ({error.strerror})")
+        if saved:
+            for name, x in vars(state).items():
+                x.load_state_dict(saved[name]) if hasattr(x, "load_state_dict") else setattr(state, name, saved[name])
+            torch.set_rng_state(saved["rng"])
+            envs.callmethod("set_state", [x.numpy().tobytes() for x in saved["procgen"]])
+        else:
+            self.writer = SummaryWriter(self.folder)
+            self.writer.add_text("flags", "\n".join(f"    {name}: {value}" for name, value in vars(args).items()))
+            self.save()
+        signal.signal(signal.SIGINT, self.stop)
+        signal.signal(signal.SIGTERM, self.stop)
+
+    def stop(self, signum, _):
+        print(f"\nstopped; to go on: python {SCRIPT}.py --resume {self.folder}", file=sys.stderr)
+        sys.exit(128 + signum)  # 130 for Ctrl-C, 143 for SIGTERM
+
+    def start(self, num_iterations):
+        """Returns the progress bar. Where there is no terminal it stays invisible, and iterations print a line."""
+        self.steps = self.args.num_envs * self.args.num_steps
+        self.total, self.resumed_at = num_iterations * self.steps, self.state.global_step
+        look = {"unit": " steps", "unit_scale": True, "smoothing": 0, "dynamic_ncols": True, "file": sys.stdout}
+        self.bar = tqdm(total=self.total, initial=self.resumed_at, disable=not sys.stdout.isatty(), **look)
+        self.started = self.last_iteration = self.last_save = time.time()
+        return self.bar
+
+    def end_iteration(self, iteration, stats, ended):
+        """Log the stats, and return and length of the episodes that ended; checkpoint if it is time."""
+        state, now = self.state, time.time()
+        state.iteration, state.global_step = iteration, iteration * self.steps
+        state.recent = (state.recent + ended)[-100:]
+        for name, episodes in [("episodes", ended), ("last_100_episodes", state.recent)]:
+            if episodes:
+                stats[f"{name}/return"], stats[f"{name}/length"] = torch.tensor(episodes).mean(0)
+        stats["time/environment_steps"] = state.global_step
+        stats["time/steps_per_second"] = self.steps / (now - self.last_iteration)
+        self.last_iteration = now
+        state.unlogged.append((state.global_step, {name: float(x) for name, x in stats.items()}))
+        self.write_logs()
+
+        recent = f"return {stats['last_100_episodes/return']:.2f}" if state.recent else "no episode has ended yet"
+        self.bar.set_postfix_str(recent)
+        if self.bar.disable:
+            left = (now - self.started) / (state.global_step - self.resumed_at) * (self.total - state.global_step)
+            speed = f"{stats['time/steps_per_second']:.0f} steps/s, {tqdm.format_interval(left)} left"
+            print(f"iteration {iteration}: {state.global_step:,} steps, {speed}, {recent}", flush=True)
+        finished = state.global_step >= self.total
+        if finished or now - self.last_save >= self.args.checkpoint_seconds:
+            if self.save():
+                self.last_save = time.time()
+            elif finished:
+                fail(f"the final checkpoint could not be written; make room and --resume {self.folder}", code=1)
+
+    def write_logs(self):
+        """Write to TensorBoard what is unlogged; if that fails (disk full), keep it for the next time."""
+        unlogged = self.state.unlogged
+        try:
+            # purge_step: what a killed run logged after its last checkpoint is replaced, not doubled
+            self.writer = self.writer or SummaryWriter(self.folder, purge_step=unlogged[0][0])
+            for step, stats in unlogged:
+                for name, value in stats.items():
+                    self.writer.add_scalar(name, value, step)
+            self.writer.flush()
+            unlogged.clear()
+        except OSError as error:
+            self.writer = None
+            tqdm.write(f"warning: TensorBoard log not written ({error}), trying again next iteration")
+
+    def save(self):
+        """Replace the checkpoint, in one instant. If that fails (disk full) the old one stays; returns if it worked."""
+        saved = {name: x.state_dict() if hasattr(x, "state_dict") else x for name, x in vars(self.state).items()}
+        saved |= {"script": SCRIPT, "format": CHECKPOINT_FORMAT, "args": vars(self.args), "rng": torch.get_rng_state()}
+        states = self.envs.callmethod("get_state")
+        saved["procgen"] = [torch.frombuffer(bytearray(x), dtype=torch.uint8) for x in states]
+        temporary = self.folder / "checkpoint.pt.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                torch.save(saved, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.folder / "checkpoint.pt")
+            self.state.buffer.remove_old()  # PPG: which no checkpoint needs any more
+            return True
+        except (OSError, RuntimeError) as error:
+            tqdm.write(f"warning: checkpoint not written ({str(error).splitlines()[0]}), trying again next iteration")
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def load_checkpoint(folder):
+    """Read a checkpoint; with weights_only, opening somebody else's never runs their code."""
+    try:
+        with zipfile.ZipFile(folder / "checkpoint.pt") as archive:
+            if archive.testzip():  # compares the checksums, which torch.load does not
+                raise ValueError("wrong checksum")
+        saved = torch.load(folder / "checkpoint.pt", weights_only=True, map_location="cpu")
+        origin = f"{saved['script']}.py, format {saved['format']}"
+    except FileNotFoundError:
+        fail(f"--resume {folder}: there is no checkpoint.pt")
+    except Exception as error:
+        fail(f"--resume {folder}: checkpoint.pt is damaged, or none of ours ({type(error).__name__})")
+    if origin != f"{SCRIPT}.py, format {CHECKPOINT_FORMAT}":
+        fail(f"--resume {folder}: was written by {origin}; this is {SCRIPT}.py, format {CHECKPOINT_FORMAT}")
+    return saved
+
+
+class AuxiliaryBuffer:
+    """PPG: observations and value targets of a phase. The frames are in a file: 25.8 GB with the default flags."""
+
+    def __init__(self, args):
+        self.folder = Path(args.aux_buffer_dir or args.run_dir)
+        # Elsewhere, the file's name holds the run's whole path, so that runs can share the folder.
+        self.name = "_".join([*Path(args.run_dir).resolve().parts[1:] * bool(args.aux_buffer_dir), "aux_buffer"])
+        self.shape = (args.num_envs, args.num_steps, 64, 64, 3)
+        self.phase, self.oldest, self.value_targets = 0, 0, []
+
+    def path(self, phase):
+        return self.folder / f"{self.name}_{phase}.bin"
+
+    def check_room(self, n_pi, iteration):
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            fail(f"--aux-buffer-dir {self.folder}: cannot be made ({error.strerror})")
+        needed, free = (n_pi - len(self.value_targets)) * math.prod(self.shape), shutil.disk_usage(self.folder).free
+        if needed > free:
+            needed, free = (f"{x / 1e9:.1f} GB" for x in (needed, free))
+            print(f"warning: the auxiliary buffer will need {needed}, and {self.folder} has {free} free; --n-pi and")
+            print("  --num-steps make it smaller, --aux-buffer-dir puts it elsewhere")
+        if missing := iteration % n_pi - len(self.value_targets):
+            print(f"note: {missing} iterations of this phase went when the run ended; its auxiliary phase lacks them")
+
+    def add(self, obs, value_target):
+        try:  # ordinary writes: a full disk is an error to catch, where a memory map would kill the process
+            with open(self.path(self.phase), "ab") as file:
+                file.truncate(len(self.value_targets) * math.prod(self.shape))  # a killed run may have got further
+                file.write(obs.numpy())
+        except OSError as error:
+            fail(f"{self.path(self.phase)}: {error.strerror}; make room, then --resume", code=1)
+        self.value_targets.append(value_target)
+
+    def read(self):
+        """The phase's R rollouts: frames [R, T, 64, 64, 3], on disk until indexed, and value targets [R, T]."""
+        shape = (len(self.value_targets) * self.shape[0], *self.shape[1:])
+        return np.memmap(self.path(self.phase), mode="r", shape=shape), torch.cat(self.value_targets)
+
+    def clear(self):
+        self.phase, self.value_targets = self.phase + 1, []
+
+    def remove_old(self):
+        for phase in range(self.oldest, self.phase):
+            self.path(phase).unlink(missing_ok=True)
+        self.oldest = self.phase
+
+    def state_dict(self):
+        if self.value_targets:
+            with open(self.path(self.phase)) as file:
+                os.fsync(file.fileno())
+        return {"phase": self.phase, "oldest": self.oldest, "value_targets": self.value_targets}
+
+    def load_state_dict(self, saved):
+        self.phase, self.oldest, self.value_targets = saved["phase"], saved["oldest"], saved["value_targets"]
+        size = len(self.value_targets) * math.prod(self.shape)
+        if size and (not self.path(self.phase).exists() or self.path(self.phase).stat().st_size < size):
+            fail(f"{self.path(self.phase)}: the auxiliary buffer is missing or incomplete, the run cannot go on")
+
+
+def announce(args, adjusted, agent, device, microbatch_size, num_iterations):
+    """Print what will be done."""
+    iteration_size, parameters = args.num_envs * args.num_steps, sum(p.numel() for p in agent.parameters())
+    levels, steps = args.num_levels or "all", num_iterations * iteration_size
+    print(f"{SCRIPT}.py on {args.env_id}, {args.distribution_mode}, {levels} levels, seed {args.seed}")
+    print(f"run        {num_iterations:,} iterations, {steps:,} steps; results in {args.run_dir}")
+    print(f"device     {device}, {torch.get_num_threads()} CPU threads; {parameters:,} parameters")
+    print(f"minibatch  {iteration_size // args.num_minibatches:,} steps, {microbatch_size:,} in memory at once")
+    print(f"iteration  {iteration_size:,} steps: {args.num_envs} environments x {args.num_steps}")
+    n_pi = adjusted["n-pi"][2]  # PPG
+    print(f"phase      {n_pi * iteration_size:,} steps: {n_pi:,} iterations, then an auxiliary phase")
+    print(f"adjusted to the batch size, c = {args.reference_num_envs}/{args.num_envs}:")
+    for name, row in {"NAME": ("WHAT", "STATED", "IN USE", "RULE"), **adjusted}.items():
+        what, stated, used, rule = (x if isinstance(x, str) else f"{x:.6g}" for x in row)
+        print(f"  {name:<12} {what:<42} {stated:>8} {used:>10}  {rule}")
+    if args.policy_epochs > 1:  # PPG
+        print(f"  but {args.policy_epochs} epochs: the paper claims invariance for one policy epoch only (section 4)")
+    if args.num_envs > args.reference_num_envs:
+        print("  but a larger batch: the paper claims invariance for small enough ones only (section 4)")
+
+
+def main():
+    args, saved = parse_args()
+    adjusted = adjust_for_batch_size(args)
+    use = {name: used for name, (_, _, used, _) in adjusted.items()}
+    num_iterations = math.ceil(args.total_timesteps / (args.num_envs * args.num_steps))
+    if saved and saved["iteration"] >= num_iterations:
+        print(f"{args.run_dir} is finished, at {saved['global_step']:,} steps; --total-timesteps can extend it")
+        return
+    device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
+    microbatch_size = args.microbatch_size or (2048 if device.type == "cuda" else 64)
+
+    torch.manual_seed(args.seed)
+    agent = Agent(args.channels, args.arch).to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=use["lr"], betas=(use["beta1"], use["beta2"]), eps=1e-8)
+    aux_optimizer = torch.optim.Adam(agent.parameters(), lr=use["aux-lr"], eps=1e-8)  # PPG: has moments of its own
+    options = {"distribution_mode": args.distribution_mode, "rand_seed": args.seed}
+    if args.distribution_mode != "exploration":  # which is one level of Procgen's choice
+        options |= {"num_levels": args.num_levels, "start_level": args.start_level}
+    envs = ProcgenGym3Env(args.num_envs, args.env_id, **options)
+    policy = nn.Sequential(agent.trunk, agent.policy_head)  # EWMA: the agent's own weights; their average is pi_prox
+    decay = use["prox"] / (use["prox"] + 1)
+    state = SimpleNamespace(  # all that changes from one iteration to the next: what a checkpoint holds
+        iteration=0,
+        global_step=0,
+        agent=agent,
+        optimizer=optimizer,
+        aux_optimizer=aux_optimizer,  # PPG
+        buffer=AuxiliaryBuffer(args),
+        discounted=torch.zeros(args.num_envs),
+        reward_moments=torch.tensor([1e-4, 0, 1], dtype=torch.float64),
+        advantage_moments=torch.zeros(3, dtype=torch.float64),
+        episodes=torch.zeros(2, args.num_envs),  # return and length up to now of the episodes under way
+        recent=[],  # return and length of the last 100 that ended
+        unlogged=[],
+        prox=copy.deepcopy(policy),  # EWMA
+        prox_weights=(1.0, 0.0),  # the total weight and the mean age of what was averaged
+    )
+    run = Run(args, saved, state, envs)
+    announce(args, adjusted, agent, device, microbatch_size, num_iterations)
+    if args.aux_epochs:  # PPG
+        state.buffer.check_room(use["n-pi"], state.iteration)
+    bar = run.start(num_iterations)
+
+    for iteration in range(state.iteration + 1, num_iterations + 1):
+        # (1) Collect: the current network plays and so becomes the behaviour policy of this rollout.
+        bar.set_description("collect")
+        steps, ended = [], []
+        _, frame, first = envs.observe()
+        for _ in range(args.num_steps):
+            step = {"obs": torch.from_numpy(frame["rgb"]), "first": torch.from_numpy(first)}  # [N, 64, 64, 3], [N]
+            with torch.no_grad():
+                logits, value = agent(step["obs"].to(device))
+            step |= {"logprobs": logits.log_softmax(-1).cpu(), "value": value.cpu()}
+            step["action"] = torch.multinomial(step["logprobs"].exp(), 1).squeeze(1)
+            envs.act(step["action"].numpy())
+            reward, frame, first = envs.observe()
+            step["reward"] = torch.from_numpy(reward)
+            steps.append(step)
+            state.episodes += torch.stack([step["reward"], torch.ones(args.num_envs)])
+            ended += state.episodes[:, first].T.tolist()
+            state.episodes[:, first] = 0
+            bar.update(args.num_envs)
+        rollout = {name: torch.stack([step.pop(name) for step in steps], dim=1) for name in list(step)}  # [N, T, ...]
+        rollout |= {"next_obs": torch.from_numpy(frame["rgb"]), "next_first": torch.from_numpy(first)}
+        stats = {}
+
+        # (2) Prepare: normalise rewards, estimate advantages and value targets, normalise advantages.
+        reward = rollout["reward"]
+        if args.reward_norm:
+            normalised = normalise_rewards(reward, rollout["first"], state.discounted, state.reward_moments)
+            reward, state.discounted, state.reward_moments = normalised
+        with torch.no_grad():
+            next_value = agent(rollout["next_obs"].to(device))[1].cpu()
+        value = torch.cat([rollout["value"], next_value.unsqueeze(1)], dim=1)
+        first = torch.cat([rollout["first"], rollout["next_first"].unsqueeze(1)], dim=1)
+        advantage = gae(reward, value, first, args.gamma, args.gae_lambda)
+        value_target = advantage + rollout["value"]
+        stats["value/explained_variance"] = 1 - advantage.var() / value_target.var()
+        stats |= {"advantage/mean": advantage.mean(), "advantage/std": advantage.std(correction=0)}
+        if args.adv_norm == "iteration":
+            state.advantage_moments, mean, std = update_moments(state.advantage_moments, advantage, use["adv-norm"])
+            advantage = (advantage - mean) / (std + 1e-8)
+            stats |= {"advantage/mean_used": mean, "advantage/std_used": std}
+        if args.aux_epochs:  # PPG
+            state.buffer.add(rollout["obs"], value_target)
+
+        # (3) Optimise: epochs over the data in minibatches, each an optimiser step.
+        batch = {name: rollout[name].flatten(0, 1) for name in ("obs", "action", "logprobs", "value")}  # [N * T, ...]
+        batch |= {"value_target": value_target.flatten(), "advantage": advantage.flatten().clone()}
+        losses = []
+        for epoch in range(args.policy_epochs):  # PPG
+            for minibatch in minibatches(args.num_envs, args.num_steps, args.num_minibatches):
+                bar.set_description(f"optimise, epoch {epoch + 1}")
+                if args.adv_norm == "minibatch":
+                    chosen = advantage.flatten()[minibatch]
+                    batch["advantage"][minibatch] = (chosen - chosen.mean()) / (chosen.std(correction=0) + 1e-8)
+                optimizer.zero_grad()
+                means = 0
+                for micro in minibatch.split(microbatch_size):
+                    mb = {name: x[micro].to(device, non_blocking=True) for name, x in batch.items()}
+                    logits, value = agent(mb["obs"])
+                    with torch.no_grad():  # EWMA
+                        logprobs_prox = state.prox(mb["obs"]).log_softmax(-1)
+                    logprobs, logprobs_behav = logits.log_softmax(-1), mb["logprobs"]
+                    logp, logp_behav = logp_of(logprobs, mb["action"]), logp_of(logprobs_behav, mb["action"])
+                    logp_prox = logp_of(logprobs_prox, mb["action"])  # EWMA: the decoupled objectives of section 2
+                    corrected = (logp_prox - logp_behav).exp() * mb["advantage"]
+                    pg_loss, clip_fraction = policy_loss(logp, logp_prox, corrected, args.clip_coef)
+                    kl = categorical_kl(logprobs_prox, logprobs)
+                    entropy = -(logprobs.exp() * logprobs).sum(-1).mean()
+                    v_loss = value_loss(value, mb["value"], mb["value_target"], args.clip_vloss * args.clip_coef)
+                    loss = pg_loss + args.kl_coef * kl - args.ent_coef * entropy
+                    if epoch < args.value_epochs:  # PPG
+                        loss = loss + args.vf_coef * v_loss
+                    share = len(micro) / len(minibatch)  # the pieces' gradients add up to the minibatch's
+                    (share * loss).backward()
+                    means += share * torch.stack([pg_loss, v_loss, entropy, kl, clip_fraction]).detach()
+                optimizer.step()
+                state.prox_weights = update_ewma(state.prox, policy, *state.prox_weights, decay)  # EWMA
+                losses.append(means)
+            if args.target_kl is not None and losses[-1][3] > args.target_kl:
+                break
+
+        for epoch in range(args.policy_epochs, args.value_epochs):  # PPG: epochs of the value function alone
+            for minibatch in minibatches(args.num_envs, args.num_steps, args.num_minibatches):
+                bar.set_description(f"optimise, value epoch {epoch + 1}")
+                optimizer.zero_grad()
+                for micro in minibatch.split(microbatch_size):
+                    mb = {name: x[micro].to(device, non_blocking=True) for name, x in batch.items()}
+                    value = agent(mb["obs"])[1]
+                    v_loss = value_loss(value, mb["value"], mb["value_target"], args.clip_vloss * args.clip_coef)
+                    (args.vf_coef * len(micro) / len(minibatch) * v_loss).backward()
+                optimizer.step()
+
+        # PPG: the auxiliary phase. Train both value heads on the whole phase, and keep the policy as it is.
+        if args.aux_epochs and iteration % use["n-pi"] == 0:
+            bar.set_description("auxiliary phase, stored policy")
+            frames, value_targets = state.buffer.read()
+            with torch.no_grad():  # what the policy is before the phase, in every state
+                pieces = (x for rollout in frames for x in torch.from_numpy(rollout.copy()).split(microbatch_size))
+                stored = [agent.policy_head(agent.trunk(x.to(device))).log_softmax(-1).cpu() for x in pieces]
+            stored = torch.cat(stored).view(*value_targets.shape, -1)
+            aux_losses = []
+            for epoch in range(args.aux_epochs):
+                for rows in torch.randperm(len(frames)).split(use["aux-rollouts"]):
+                    bar.set_description(f"auxiliary phase, epoch {epoch + 1}")
+                    aux_optimizer.zero_grad()
+                    means, columns = 0, (torch.from_numpy(frames[rows.numpy()]), stored[rows], value_targets[rows])
+                    for micro in zip(*(column.flatten(0, 1).split(microbatch_size) for column in columns), strict=True):
+                        obs, logprobs_stored, value_target = (x.to(device, non_blocking=True) for x in micro)
+                        logits, value, aux_value = agent.with_auxiliary_value(obs)
+                        clone_kl = categorical_kl(logprobs_stored, logits.log_softmax(-1))
+                        v_loss, aux_loss = (0.5 * ((v - value_target) ** 2).mean() for v in (value, aux_value))
+                        share = len(obs) / value_targets[rows].numel()
+                        (share * (aux_loss + args.beta_clone * clone_kl + v_loss)).backward()
+                        means += share * torch.stack([aux_loss, clone_kl, v_loss]).detach()
+                    aux_optimizer.step()
+                    aux_losses.append(means)
+            names = ["auxiliary/aux_value_loss", "auxiliary/clone_kl", "auxiliary/value_loss"]
+            stats |= zip(names, torch.stack(aux_losses).mean(0), strict=True)
+            state.buffer.clear()
+            state.prox.load_state_dict(policy.state_dict())  # EWMA: each policy phase starts with a new average
+            state.prox_weights = (1.0, 0.0)
+        if iteration == num_iterations:
+            state.buffer.clear()  # the run ends well: its file can go
+
+        # (4) Log, and checkpoint if it is time.
+        names = ["loss/policy", "loss/value", "loss/entropy", "policy/approx_kl", "policy/clip_fraction"]
+        stats |= zip(names, torch.stack(losses).mean(0), strict=True)
+        stats |= {"prox/com": state.prox_weights[1], "prox/kl": losses[-1][3]}  # EWMA: as they are after the last step
+        run.end_iteration(iteration, stats, ended)
+    bar.close()
+    print(f"finished: {args.run_dir}/checkpoint.pt")
+
+
+if __name__ == "__main__":
+    main()
