@@ -237,23 +237,23 @@ class Impala(nn.Module):
 
 
 class Agent(nn.Module):
-    def __init__(self, channels, arch, actions=15):  # PPG
+    def __init__(self, channels, arch, actions=15):  # PPG: two networks, or one, and an auxiliary value head
         super().__init__()
         self.trunk = Impala(channels)
-        self.value_trunk = Impala(channels) if arch == "dual" else None
+        self.value_trunk = Impala(channels) if arch == "dual" else None  # PPG
         self.aux_head = scaled(nn.Linear(256, 1), 0.1)
         self.policy_head = scaled(nn.Linear(256, actions), 0.1)
         self.value_head = scaled(nn.Linear(256, 1), 0.1)
 
     def forward(self, obs):
-        return self.with_auxiliary_value(obs)[:2]
+        return self.with_auxiliary_value(obs)[:2]  # PPG
 
     def with_auxiliary_value(self, obs):
         """PPG: the value head never trains the policy's trunk; the auxiliary head does, in the auxiliary phase."""
         features = self.trunk(obs)
-        value_features = self.value_trunk(obs) if self.value_trunk else features.detach()
-        heads = self.value_head(value_features), self.aux_head(features)
-        return self.policy_head(features), *(head.squeeze(-1) for head in heads)
+        value_features = self.value_trunk(obs) if self.value_trunk else features.detach()  # PPG
+        value, aux_value = self.value_head(value_features), self.aux_head(features)
+        return self.policy_head(features), value.squeeze(-1), aux_value.squeeze(-1)
 
 
 def normalise_rewards(reward, first, discounted, moments):
@@ -561,7 +561,7 @@ def main():
     microbatch_size = args.microbatch_size or (2048 if device.type == "cuda" else 64)
 
     torch.manual_seed(args.seed)
-    agent = Agent(args.channels, args.arch).to(device, memory_format=torch.channels_last)
+    agent = Agent(args.channels, args.arch).to(device, memory_format=torch.channels_last)  # PPG
     optimizer = torch.optim.Adam(agent.parameters(), lr=use["lr"], betas=(use["beta1"], use["beta2"]), eps=1e-8)
     aux_optimizer = torch.optim.Adam(agent.parameters(), lr=use["aux-lr"], eps=1e-8)  # PPG: has moments of its own
     options = {"distribution_mode": args.distribution_mode, "rand_seed": args.seed}
