@@ -1,0 +1,96 @@
+"""The statistics of the experiments, against SciPy and against counting all cases."""
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+from helpers import ROOT
+from scipy.stats import mannwhitneyu, norm
+
+sys.path.insert(0, str(ROOT / "experiments"))
+from stats import interquartile_mean, mean_difference, stratified_interval, van_elteren  # noqa: E402
+
+DISTINCT = [([3.0, 1.0, 4.0], [1.5, 0.2, 2.0]), ([0.1, 0.9], [0.5, 0.3, 0.2])]
+WITH_TIES = [([3.0, 1.0, 1.0], [1.0, 0.2, 3.0]), ([0.1, 0.5], [0.5, 0.5, 0.2])]
+
+
+@pytest.mark.parametrize("first, second", DISTINCT + WITH_TIES)
+def test_one_stratum_is_the_mann_whitney_test(first, second):
+    expected = mannwhitneyu(first, second, alternative="greater", method="asymptotic", use_continuity=False)
+    assert van_elteren([(first, second)]).p == pytest.approx(expected.pvalue, rel=1e-12)
+
+
+def mid_rank(value, values):
+    return sum(x < value for x in values) + (sum(x == value for x in values) + 1) / 2
+
+
+def all_statistics(strata):
+    """The weighted rank sum for every way in which the runs of each game could have been dealt to the two settings."""
+    sums = []
+    for first, second in strata:
+        values = [*first, *second]
+        ranks = [mid_rank(x, values) / (len(values) + 1) for x in values]
+        sums.append(
+            [sum(dealt) for dealt in itertools.combinations(ranks, len(first))]
+        )  # the first is the one observed
+    return np.array([sum(choice) for choice in itertools.product(*sums)])
+
+
+@pytest.mark.parametrize("strata", [DISTINCT, WITH_TIES, DISTINCT + WITH_TIES[:1]])
+def test_z_is_the_distance_within_the_permutation_distribution(strata):
+    statistics = all_statistics(strata)
+    result = van_elteren(strata)
+    assert result.z == pytest.approx((statistics[0] - statistics.mean()) / statistics.std(), rel=1e-12)
+    assert result.p == pytest.approx(norm.sf(result.z))
+
+
+def test_p_is_near_the_exact_one():
+    random = np.random.default_rng(0)
+    strata = [(random.normal(0.8, 1, 4), random.normal(0, 1, 4)) for _ in range(3)]
+    statistics = all_statistics(strata)
+    exact = np.mean(statistics >= statistics[0] - 1e-9)
+    assert 0.001 < exact < 0.1
+    assert van_elteren(strata).p == pytest.approx(exact, abs=0.01)
+
+
+def test_games_weigh_by_their_number_of_runs():
+    large, small = ([1, 2, 3, 4, 5, 16], [6, 7, 8, 9, 10, 11]), ([2, 3], [1, 0])
+    z = van_elteren([large, small]).z
+    distance = (27 - 39) / 13 + (7 - 5) / 5
+    variance = 36 / 12 * 13 / 13**2 + 4 / 12 * 5 / 5**2
+    assert z == pytest.approx(distance / variance**0.5)
+
+
+def test_the_highest_z_is_that_of_samples_that_do_not_overlap():
+    """The paper's: 16 games and 3 seeds, and 3.84 for its 16 hypotheses."""
+    result = van_elteren([([4, 5, 6], [1, 2, 3])] * 16)
+    assert result.z == pytest.approx(result.highest_z) == pytest.approx(7.856, abs=0.001)
+    assert norm.isf(0.001 / 16) == pytest.approx(3.84, abs=0.005)
+
+
+def test_equal_values_show_nothing():
+    assert van_elteren([([1, 1], [1, 1])] * 3)[:2] == (0, 0.5)
+
+
+def test_interquartile_mean_is_the_mean_of_the_middle_half():
+    samples = [np.array([9.0, 1.0, 2.0, 100.0]), np.array([-50.0, 4.0, 3.0, 5.0])]
+    assert interquartile_mean(*samples) == pytest.approx((2 + 3 + 4 + 5) / 4)
+
+
+def test_the_bootstrap_draws_within_games():
+    """Runs that agree within each game leave nothing to chance, however much the games differ."""
+    assert stratified_interval([np.full(3, 0.1), np.full(3, 0.9)]) == pytest.approx((0.5, 0.5))
+    assert stratified_interval([np.array([0.1]), np.array([0.2, 0.3])]) is None
+
+
+def test_the_bootstrap_interval_is_that_of_all_resamples():
+    games = [np.array([0.13, 0.42, 0.8, 0.91]), np.array([0.3, 0.61, 0.77])]
+    draws = itertools.product(*(itertools.product(game, repeat=len(game)) for game in games))
+    low, high = np.quantile([interquartile_mean(*map(np.array, draw)) for draw in draws], [0.025, 0.975])
+    assert stratified_interval(games, resamples=20_000) == pytest.approx((low, high), abs=0.02)
+
+
+def test_mean_difference_is_taken_game_by_game():
+    first, second = [np.array([1.0, 3.0]), np.array([10.0])], [np.array([1.0]), np.array([4.0, 6.0])]
+    assert mean_difference(*first, *second) == pytest.approx(((2 - 1) + (10 - 5)) / 2)
