@@ -143,6 +143,8 @@ def parse_args():
         fail(f"--distribution-mode {args.distribution_mode}: {args.env_id} has only {', '.join(having)}")
     if args.distribution_mode == "exploration" and (args.num_levels or args.start_level):
         fail("--distribution-mode exploration: is one fixed level; leave out --num-levels and --start-level")
+    if args.start_level and not 0 < args.num_levels < 2**31 - args.start_level:
+        fail(f"--start-level {args.start_level}: needs --num-levels from 1 to {2**31 - 1 - args.start_level}")
     if args.device == "cuda" and not torch.cuda.is_available():
         fail("--device cuda: PyTorch finds no CUDA device; use cpu or auto")
     if args.clip_vloss and args.clip_coef == 0:

@@ -151,6 +151,8 @@ BAD = [
         ["--distribution-mode", "exploration", "easy, hard, extreme"],
     ),
     ("--env-id coinrun --distribution-mode exploration --num-levels 3", ["exploration", "--num-levels"]),
+    ("--start-level 5", ["--start-level", "5", "--num-levels"]),
+    ("--start-level 2147483600 --num-levels 100", ["--start-level", "2147483600", "from 1 to 47"]),
     ("--distribution-mode medium", ["--distribution-mode", "medium", "easy", "hard"]),
     ("--no-adjust lr nonsense", ["--no-adjust", "nonsense", "lr", "adv-norm"]),
     ("--adv-norm batch", ["--adv-norm", "batch", "iteration"]),

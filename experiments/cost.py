@@ -1,0 +1,78 @@
+"""What a sweep will cost, from a few iterations of the real scripts on this machine."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, namedtuple
+from pathlib import Path
+from statistics import median
+
+from catalogue import REPOSITORY
+
+FRAME = 64 * 64 * 3  # bytes of an observation
+Cost = namedtuple("Cost", "rate startup events checkpoint")  # steps/s, seconds, bytes an iteration, bytes
+
+
+def measure(run, threads):
+    """Run a few short iterations in a temporary folder. The cost of a step hardly depends on an iteration's length."""
+    flags = dict(run.flags)
+    if not subprocess.run(["which", "nvidia-smi"], capture_output=True).stdout:  # a GPU needs its full minibatches
+        per_minibatch = 8 // min(8, flags["num-envs"])  # rollouts may be cut into this many pieces
+        flags["num-steps"] = min(flags["num-steps"], max(per_minibatch, 512 // flags["num-envs"]))
+    iteration = flags["num-envs"] * flags["num-steps"]
+    flags["total-timesteps"] = max(3 * iteration, 256)
+    if "n-pi" in flags:  # an auxiliary phase each iteration: the same number of passes over every frame
+        flags |= {"n-pi": 1, "no-adjust": [*flags.get("no-adjust", []), "n-pi"]}
+    if "staleness" in flags:
+        flags["staleness"] = 0  # the queue is counted by disk_of()
+    words = type(run)(**vars(run) | {"flags": flags}).words()
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.time()
+        done = subprocess.run(
+            [sys.executable, str(REPOSITORY / words[0]), *words[1:], "--run-dir", f"{folder}/run"],
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            capture_output=True,
+            text=True,
+        )
+        seconds = time.time() - started
+        if done.returncode:
+            raise SystemExit(f"sweep.py: error: {run.script} fails: {done.stderr.strip().splitlines()[-1]}")
+        rates = [int(rate) for rate in re.findall(r" steps, (\d+) steps/s", done.stdout)]
+        rate = max(1, median(rates[1:]))  # the first iteration warms up
+        sizes = {path.suffix: path.stat().st_size for path in Path(folder, "run").iterdir()}
+        events = sum(size for suffix, size in sizes.items() if suffix not in (".pt", ""))
+        return Cost(rate, max(0, seconds - sum(iteration / x for x in rates)), events / len(rates), sizes[".pt"])
+
+
+def estimate(runs, threads, workers):
+    """Prints what the runs will take, for each kind of run and in all."""
+    kinds, seconds, disk, buffers = Counter(), 0, 0, [0]
+    costs = {}
+    for run in runs:
+        kind = run.script, run.flags["num-envs"]
+        if kind not in costs:
+            costs[kind] = measure(run, threads)
+            print(f"  {run.script:<13} {kind[1]:>4} environments: {costs[kind].rate:,.0f} steps/s measured", flush=True)
+        cost, iteration = costs[kind], run.flags["num-envs"] * run.flags["num-steps"]
+        kinds[kind] += 1
+        seconds += cost.startup + run.steps / cost.rate
+        queue = run.flags.get("staleness", 0) * iteration * FRAME  # is part of the checkpoint
+        disk += cost.checkpoint + queue + run.steps / iteration * (cost.events + 80)  # and a line in the log
+        if "n-pi" in run.flags:
+            adjusted = "n-pi" not in run.flags.get("no-adjust", [])
+            envs = run.flags["reference-num-envs" if adjusted else "num-envs"]
+            buffers.append(run.flags["n-pi"] * envs * run.flags["num-steps"] * FRAME)
+    buffer = max(buffers) * min(workers, len(runs))
+    print(f"time: about {hours(seconds / workers)} with {workers} at a time ({hours(seconds)} of one)")
+    print(f"disk: about {gigabytes(disk)}, and {gigabytes(buffer)} more for PPG's buffers while runs last")
+
+
+def hours(seconds):
+    return f"{seconds / 3600:,.1f} hours" if seconds >= 3600 else f"{seconds / 60:,.1f} minutes"
+
+
+def gigabytes(size):
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"

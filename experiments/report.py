@@ -1,0 +1,157 @@
+"""An experiment's numbers as Markdown: final returns with their intervals, and the tests between settings."""
+
+import numpy as np
+from catalogue import GAMES
+from curves import final_window
+from stats import interquartile_mean, mean_difference, stratified_interval, van_elteren
+
+LEVEL = 0.001  # the paper's level of significance, to be divided by the number of hypotheses
+
+
+def report(results, caption):
+    total = results.runs[0].flags["total-timesteps"]
+    parts = [
+        f"# {results.experiment}, scale {results.runs[0].scale}",
+        caption,
+        f"{results.finished} of {len(results.runs)} runs finished; {results.hours:.2f} hours of computing.",
+        f"## Final normalised return, over the last {final_window(total):,} steps",
+        final_returns(results),
+        "IQM: mean of the middle half of the runs. Interval: 95%, by bootstrap within each game.",
+    ]
+    return "\n\n".join(parts + TESTS.get(results.experiment, lambda _: [])(results)) + "\n"
+
+
+def table(header, rows):
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def final_returns(results):
+    rows, variants = [], dict.fromkeys(results.all_rows["variant"])
+    for variant, value in [(x, y) for x in variants for y in results.values(x)]:
+        samples = [np.array(list(x.values())) for x in results.final(variant, value).values()]
+        if samples:
+            seeds = results.over_seeds(variant, value)
+            std = f"{np.std(seeds, ddof=1):.3f}" if len(seeds) > 1 else "one seed"
+            mean = np.mean([sample.mean() for sample in samples])
+            iqm, interval = interquartile_mean(*samples), between(stratified_interval(samples))
+            number = sum(map(len, samples))
+            rows.append([variant, value, f"{mean:.3f}", std, f"{iqm:.3f}", interval, number])
+    return table(["variant", "setting", "mean", "std over seeds", "IQM", "interval of the IQM", "runs"], rows)
+
+
+def between(interval):
+    return "needs two seeds" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
+
+
+def strata_of(first, second):
+    """Pairs of samples, for the games that both have."""
+    return [
+        (list(first[game].values()), list(second[game].values())) for game in GAMES if game in first and game in second
+    ]
+
+
+def differences(larger, smaller):
+    """By how much the larger batch is better, {game: {seed: difference}}, for the seeds that both have."""
+    games = {
+        game: {seed: larger[game][seed] - smaller[game][seed] for seed in larger[game] if seed in smaller[game]}
+        for game in larger
+        if game in smaller
+    }
+    return {game: seeds for game, seeds in games.items() if seeds}
+
+
+def cell(test, effect, hypotheses):
+    """Effect size and Z, in bold if significant after Bonferroni correction."""
+    text = f"{effect:.3f} ({test.z:.2f})"
+    return f"**{text}**" if test.p < LEVEL / hypotheses else text
+
+
+def footnote(tests, hypotheses):
+    """What the tests are, and what they could show at best."""
+    highest = max((test.highest_z for test in tests), default=0)
+    return (
+        f"Z: van Elteren test, games as strata, one-sided. Significant means p below {LEVEL:g}/{hypotheses}: "
+        f"the {LEVEL:.1%} level after Bonferroni correction for {hypotheses} hypotheses. "
+        f"With these games and seeds Z is {highest:.2f} at most."
+    )
+
+
+def batch_size_tests(results):
+    """Table 5: is the difference between the largest and a smaller batch larger for the ablation?"""
+    ablations = ["no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-ewma"]
+    sizes = results.values("all")
+    hypotheses, tests, rows = len(ablations) * (len(sizes) - 1), [], []
+    for size in sizes[1:]:
+        row = [size]
+        original = differences(results.final("all", sizes[0]), results.final("all", size))
+        for ablation in ablations:
+            ablated = differences(results.final(ablation, sizes[0]), results.final(ablation, size))
+            strata = strata_of(ablated, original)
+            if not strata:
+                row.append("no runs")
+                continue
+            tests.append(van_elteren(strata))
+            effect = np.mean([np.mean(a) - np.mean(b) for a, b in strata])
+            row.append(cell(tests[-1], effect, hypotheses))
+        rows.append(row)
+    parts = ["## Hypothesis tests (the paper's table 5)"]
+    parts.append(table(["environments", *ablations], rows))
+    parts.append(
+        "By how much the ablation widens the gap in final normalised return to the largest batch size, and Z in "
+        "parentheses; bold if significant. " + footnote(tests, hypotheses)
+    )
+    return parts + between_sizes(results, ["all", *ablations])
+
+
+def between_sizes(results, variants):
+    """The difference between the largest and the smallest batch: the degree of invariance."""
+    rows = []
+    for variant in variants:
+        sizes = results.values(variant)
+        strata = strata_of(results.final(variant, sizes[0]), results.final(variant, sizes[-1]))
+        if strata:
+            rows.append([variant, f"{sizes[0]} minus {sizes[-1]}", *difference_cells(strata)])
+    header = ["variant", "environments", "mean difference", "95% interval"]
+    return ["## Largest minus smallest batch size, final normalised return", table(header, rows)]
+
+
+def difference_cells(strata):
+    samples = [np.array(a) for a, _ in strata] + [np.array(b) for _, b in strata]
+    interval = stratified_interval(samples, mean_difference)
+    return f"{mean_difference(*samples):.3f}", between(interval)
+
+
+def comparisons(results, title, pairs):
+    """Is the first of each pair of settings better?"""
+    rows, tests = [], []
+    for first, second in pairs:
+        strata = strata_of(results.final(*first), results.final(*second))
+        if strata:
+            tests.append(van_elteren(strata))
+            rows.append([" ".join(first), " ".join(second), *difference_cells(strata), tests[-1]])
+    for row in rows:
+        test = row[-1]
+        row[-1:] = [f"{test.z:.2f}", f"{test.p:.2g}", "yes" if test.p < LEVEL / len(tests) else "no"]
+    header = ["better?", "than", "mean difference", "95% interval", "Z", "p", "significant"]
+    return [f"## {title}", table(header, rows), footnote(tests, max(1, len(tests)))]
+
+
+def staleness_tests(results):
+    ages = [age for age in results.values("decoupled") if age != "0"]
+    pairs = [(("decoupled", age), (other, age)) for other in ("recent", "behavior") for age in ages]
+    return comparisons(results, "Does decoupling help?", pairs)
+
+
+def ewma_tests(results):
+    pairs = [(("algorithms", f"{base}-ewma"), ("algorithms", base)) for base in ("ppo", "ppg")]
+    return comparisons(results, "Does EWMA help?", pairs)
+
+
+TESTS = {
+    "staleness": staleness_tests,
+    "batch-size": batch_size_tests,
+    "ewma": ewma_tests,
+    "linear-lr": lambda results: between_sizes(results, ["linear"]),
+    "adam-betas": lambda results: between_sizes(results, ["none", "beta2", "both"]),
+}

@@ -1,0 +1,348 @@
+"""Killed at any moment, nothing lost: a run that was stopped and resumed ends as the run that was never stopped."""
+
+import os
+import pickle
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import (
+    PPG,
+    SCRIPTS,
+    TINY,
+    checkpoint,
+    command_line,
+    curves,
+    differences,
+    load,
+    run,
+    start,
+    tiny,
+    train,
+)
+
+# What differs between two runs that are the same: where they are, that one was resumed, and how long things took.
+OWN = ["args/run_dir", "args/resume"]
+STEPS = 160  # five iterations; in PPG two phases and a bit
+
+
+def flags_of(script, *more):
+    return [*tiny(script), "--total-timesteps", str(STEPS), *more]
+
+
+def assert_same_run(a, b):
+    assert differences(checkpoint(a), checkpoint(b), but=OWN) == []
+    logs = [{tag: x for tag, x in curves(folder).items() if tag != "time/steps_per_second"} for folder in (a, b)]
+    assert logs[0] == logs[1]
+    speeds = [[step for step, _ in curves(folder)["time/steps_per_second"]] for folder in (a, b)]
+    assert speeds[0] == speeds[1]
+
+
+def resume(script, folder, *flags):
+    time.sleep(
+        1.1
+    )  # TensorBoard orders files by the second of their creation; a new process would take longer to start
+    with command_line(script, ["--resume", folder, *flags]):
+        load(script).main()
+
+
+def kill(script, place, count, *flags):
+    command = [sys.executable, str(Path(__file__).parent / "kill.py"), script, place, str(count), *map(str, flags)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == -signal.SIGKILL, (place, result.stdout, result.stderr)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_killed_at_every_place_and_resumed(script, tmp_path):
+    """One run, killed again and again, each time a little further on; a checkpoint every iteration."""
+    train(script, tmp_path / "whole", *flags_of(script))
+    folder = tmp_path / "killed"
+    kill(script, "collect", 3, *flags_of(script), "--run-dir", folder)  # in the first iteration
+    kill(script, "log", 1, "--resume", folder)  # logged, perhaps, and not saved
+    kill(script, "checkpoint", 1, "--resume", folder)  # half a checkpoint of iteration 1
+    assert (folder / "checkpoint.pt.tmp").exists()
+    kill(script, "replaced", 1, "--resume", folder)  # iteration 1 saved, and nothing after that
+    kill(script, "optimise", 3, "--resume", folder)  # within iteration 2, or 3 where 2 only collects
+    if script in PPG:
+        kill(script, "auxiliary", 3, "--resume", folder)
+    kill(script, "replace", 2, "--resume", folder)
+    kill(script, "collect", 9, "--resume", folder)
+    resume(script, folder)
+    assert_same_run(tmp_path / "whole", folder)
+    assert not list(folder.glob("*.tmp")) and not list(folder.glob("aux_buffer*"))
+
+
+@pytest.mark.parametrize("script", ["ppg_ewma", "staleness"])
+def test_killed_long_after_the_last_checkpoint(script, tmp_path):
+    """Logs and buffer are then ahead of the checkpoint: their steps are done again, not doubled."""
+    flags = flags_of(script, "--checkpoint-seconds", "1000000")
+    train(script, tmp_path / "whole", *flags)
+    kill(script, "collect", 36, *flags, "--run-dir", tmp_path / "killed")  # in the last iteration
+    assert checkpoint(tmp_path / "killed")["iteration"] == 0
+    resume(script, tmp_path / "killed")
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_say_how_to_go_on(number, code, tmp_path):
+    flags = [*TINY, "--total-timesteps", "100000"]
+    process = start("ppo", *flags, "--run-dir", tmp_path / "run")
+    while "iteration 2:" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(number)
+    _, err = process.communicate()
+    assert process.returncode == code
+    assert err.strip() == f"stopped; to go on: python ppo.py --resume {tmp_path / 'run'}"
+    assert not list((tmp_path / "run").glob("*.tmp"))
+    done = checkpoint(tmp_path / "run")["iteration"]
+    assert done >= 1
+    resume("ppo", tmp_path / "run", "--total-timesteps", str(32 * (done + 2)))
+    train("ppo", tmp_path / "whole", *flags, "--total-timesteps", str(32 * (done + 2)))
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_finished_run_says_so_and_can_be_extended(script, tmp_path, capsys):
+    flags = flags_of(script) + (["--n-pi", "1"] if script in PPG else [])  # which ends at the end of a phase
+    train(script, tmp_path / "whole", *flags)
+    train(script, tmp_path / "run", *flags, "--total-timesteps", "64")
+    before = (tmp_path / "run" / "checkpoint.pt").read_bytes()
+    capsys.readouterr()
+    resume(script, tmp_path / "run")
+    assert "is finished, at 64 steps" in capsys.readouterr().out
+    assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == before
+    resume(script, tmp_path / "run", "--total-timesteps", str(STEPS), "--device", "cpu")
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("script", PPG)
+def test_extending_in_the_middle_of_a_phase_says_what_is_missing(script, tmp_path, capsys):
+    train(script, tmp_path, *flags_of(script), "--total-timesteps", "96")
+    resume(script, tmp_path, "--total-timesteps", "128")
+    assert "note: 1 iterations of this phase went when the run ended" in capsys.readouterr().out
+    assert "auxiliary/clone_kl" in curves(tmp_path)
+
+
+def refused(script, *flags):
+    """Exit code 2 and one line; returns the line."""
+    code, out, err = None, "", ""
+    result = run(script, *flags)
+    code, out, err = result
+    assert code == 2 and out == "" and err.count("\n") == 1 and "Traceback" not in err, result
+    return err
+
+
+def test_what_cannot_be_resumed_is_refused_and_not_overwritten(tmp_path, capsys):
+    folder = tmp_path / "run"
+    train("ppo", folder, *TINY)
+    path = folder / "checkpoint.pt"
+    good = path.read_bytes()
+
+    def refusal(*flags, script="ppo"):
+        before = {p: p.read_bytes() for p in folder.iterdir()} if folder.exists() else None
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop, command_line(script, flags):
+            load(script).main()
+        out, err = capsys.readouterr()
+        assert stop.value.code == 2 and out == "" and err.count("\n") == 1
+        assert before == ({p: p.read_bytes() for p in folder.iterdir()} if folder.exists() else None)
+        return err
+
+    more = ["--total-timesteps", "1000"]
+    assert "only --total-timesteps and --device" in refusal("--resume", str(folder), "--seed", "3")
+    assert "only --total-timesteps and --device" in refusal("--resume", str(folder), "--learning-rate=3")
+    assert "no checkpoint.pt" in refusal("--resume", str(tmp_path / "nothing"))
+    assert "not empty" in refusal(*TINY, "--run-dir", str(folder))
+    assert "written by ppo.py" in refusal("--resume", str(folder), *more, script="ppo_ewma")
+    for size in (0, 10, len(good) // 2, len(good) - 1):
+        path.write_bytes(good[:size])
+        assert "damaged" in refusal("--resume", str(folder), *more), size
+    with zipfile.ZipFile(path.with_suffix(".zip"), "w") as archive:
+        archive.writestr("checkpoint/data.pkl", b"not a pickle")
+    shutil.move(path.with_suffix(".zip"), path)
+    assert "damaged" in refusal("--resume", str(folder), *more)
+    path.write_bytes(good)
+    saved = checkpoint(folder)
+    torch.save(saved | {"format": 99}, path)
+    assert "format 99" in refusal("--resume", str(folder), *more)
+    torch.save([1, 2], path)
+    assert "damaged, or none of ours" in refusal("--resume", str(folder), *more)
+
+
+def test_a_flipped_bit_is_noticed(tmp_path, capsys):
+    train("ppo", tmp_path, *TINY)
+    path = tmp_path / "checkpoint.pt"
+    good = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:  # the contents; what lies between is padding
+        largest = sorted(archive.infolist(), key=lambda info: -info.file_size)[:40]
+        offsets = [info.header_offset + 30 + len(info.filename) for info in largest]
+        contents = [archive.read(info) for info in largest]
+    places = [
+        good.find(content[:64], offset) + len(content) // 2 for content, offset in zip(contents, offsets, strict=True)
+    ]
+    for place in places[::4]:
+        flipped = bytearray(good)
+        flipped[place] ^= 4
+        path.write_bytes(flipped)
+        with pytest.raises(SystemExit) as stop:
+            load("ppo").load_checkpoint(tmp_path)
+        assert stop.value.code == 2 and "damaged" in capsys.readouterr().err
+
+
+class Malicious:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.path),))
+
+
+def test_a_checkpoint_never_runs_code(tmp_path):
+    victim = tmp_path / "victim"
+    train("ppo", tmp_path / "run", *TINY)
+    saved = checkpoint(tmp_path / "run")
+    for attack in (saved | {"args": Malicious(victim)}, Malicious(victim)):
+        torch.save(attack, tmp_path / "run" / "checkpoint.pt")
+        assert "damaged, or none of ours" in refused("ppo", "--resume", tmp_path / "run")
+        assert not victim.exists()
+        (tmp_path / "run" / "checkpoint.pt").write_bytes(pickle.dumps(attack))
+        assert "damaged, or none of ours" in refused("ppo", "--resume", tmp_path / "run")
+        assert not victim.exists()
+    pickle.loads(pickle.dumps(Malicious(victim)))
+    assert victim.exists()  # so the attack was a real one
+
+
+def test_two_processes_never_write_into_one_folder(tmp_path):
+    process = start("ppo", *TINY, "--total-timesteps", "1000000", "--run-dir", tmp_path / "run")
+    try:
+        while "iteration 1:" not in process.stdout.readline():
+            assert process.poll() is None
+        assert "another process is writing there" in refused("ppo", "--resume", tmp_path / "run")
+        assert "not empty" in refused("ppo", *TINY, "--run-dir", tmp_path / "run")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_folder_that_cannot_be_written_is_refused():
+    assert "cannot be written" in refused("ppo", *TINY, "--run-dir", "/proc/run")  # not even by root
+
+
+def limit_file_size(size):
+    """The nearest to a full disk that needs no privileges: writes beyond this size fail."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize("script", ["ppo", "ppg_ewma"])
+def test_a_checkpoint_that_cannot_be_written_is_reported_and_training_goes_on(script, tmp_path):
+    flags = [*flags_of(script), *(["--aux-epochs", "0"] if script in PPG else [])]
+    train(script, tmp_path / "whole", *flags)
+    train(script, tmp_path / "run", *flags, "--total-timesteps", "64")
+    good = (tmp_path / "run" / "checkpoint.pt").read_bytes()
+    size = len(good) // 2
+    code, out, err = run(
+        script, "--resume", tmp_path / "run", "--total-timesteps", STEPS, preexec_fn=limit_file_size(size)
+    )
+    assert out.count("warning: checkpoint not written") == 3 and "iteration 5:" in out
+    assert code == 1 and "final checkpoint could not be written" in err and err.count("\n") == 1
+    assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == good
+    assert not list((tmp_path / "run").glob("*.tmp"))
+    resume(script, tmp_path / "run", "--total-timesteps", str(STEPS))
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_logs_that_cannot_be_written_are_written_later(tmp_path):
+    flags = [*TINY, "--total-timesteps", "960", "--checkpoint-seconds", "100000"]
+    train("ppo", tmp_path / "whole", *flags)
+    process = start("ppo", *flags, "--run-dir", tmp_path / "run")
+    line = ""
+    while "iteration 3:" not in line:
+        line = process.stdout.readline()
+    full = sum(path.stat().st_size for path in (tmp_path / "run").glob("events*"))
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (full + 500, resource.RLIM_INFINITY))
+    seen = ""
+    while "iteration 12:" not in line:
+        line = process.stdout.readline()
+        seen += line
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    process.communicate()
+    assert process.returncode == 0 and "warning: TensorBoard log not written" in seen
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_full_disk_stops_ppg_cleanly_and_it_can_go_on(tmp_path):
+    flags = [*flags_of("ppg"), "--num-steps", "64", "--total-timesteps", "768"]
+    train("ppg", tmp_path / "whole", *flags)
+    frames = 4 * 64 * 64 * 64 * 3
+    assert (tmp_path / "whole" / "checkpoint.pt").stat().st_size < frames
+    limit = limit_file_size(int(1.5 * frames))  # room for a checkpoint and for one rollout
+    code, out, err = run("ppg", *flags, "--run-dir", tmp_path / "run", preexec_fn=limit)
+    assert code == 1 and err.count("\n") == 1 and "make room, then --resume" in err, err
+    assert "iteration 1:" in out and "iteration 2:" not in out
+    resume("ppg", tmp_path / "run")
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_too_little_room_for_the_buffer_is_a_warning(tmp_path, capsys, monkeypatch):
+    module = load("ppg")
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**12, 10**12, 10**5))
+    with command_line("ppg", [*flags_of("ppg"), "--total-timesteps", "32", "--run-dir", tmp_path / "run"]):
+        module.main()
+    out = capsys.readouterr().out
+    assert re.search(r"warning: the auxiliary buffer will need 0.0 GB, and .* has 0.0 GB free; --n-pi", out)
+    assert "--num-steps" in out and "--aux-buffer-dir" in out and "finished" in out
+
+
+@pytest.mark.parametrize("script", PPG)
+def test_the_buffer_elsewhere_is_shared_by_runs_and_goes_when_they_end(script, tmp_path):
+    flags = [*flags_of(script), "--aux-buffer-dir", tmp_path / "scratch"]
+    train(script, tmp_path / "whole", *flags_of(script))
+    for name in ("a", "b"):  # two runs of the same name, in different folders, both stopped in mid-phase
+        kill(script, "collect", 27, *flags, "--run-dir", tmp_path / name / "run")
+    assert len(list((tmp_path / "scratch").iterdir())) == 2
+    assert not list((tmp_path / "a" / "run").glob("*.bin"))
+    resume(script, tmp_path / "a" / "run")
+    assert len(list((tmp_path / "scratch").iterdir())) == 1
+    assert differences(checkpoint(tmp_path / "whole"), checkpoint(tmp_path / "a" / "run"), but=["args"]) == []
+    for path in (tmp_path / "scratch").iterdir():
+        path.write_bytes(b"")
+    assert "missing or incomplete" in refused(script, "--resume", tmp_path / "b" / "run")
+
+
+def memory(script, allowance, *flags):
+    command = [
+        sys.executable,
+        str(Path(__file__).parent / "kill.py"),
+        script,
+        "memory",
+        str(allowance),
+        *map(str, flags),
+    ]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return [int(x) for x in re.findall(r"RssAnon (\d+)", result.stdout)]
+
+
+@pytest.mark.parametrize("script", ["ppg_ewma", "staleness"])
+def test_memory_does_not_grow_over_200_iterations(script, tmp_path):
+    flags = "--env-id chaser --num-envs 2 --num-steps 2 --num-minibatches 1 --channels 1 1 1 --device cpu".split()
+    flags += ["--n-pi", "3", "--no-adjust", "n-pi", "--aux-epochs", "1"] if script in PPG else ["--staleness", "2"]
+    used = memory(script, 4000, *flags, "--total-timesteps", 800, "--run-dir", tmp_path / "run")
+    assert len(used) == 200
+    assert used[-1] - used[50] < 4000, used[::10]  # kB
+
+
+def test_a_buffer_larger_than_memory(tmp_path):
+    """240 MB of frames in a process that may take 150 MB more than it has when it starts."""
+    flags = "--env-id chaser --num-envs 8 --num-steps 122 --num-minibatches 1 --channels 1 1 1 --device cpu".split()
+    flags += ["--n-pi", "20", "--no-adjust", "n-pi", "--aux-epochs", "1", "--aux-rollouts", "4", "--arch", "detach"]
+    memory("ppg", 150, *flags, "--total-timesteps", 8 * 122 * 20, "--run-dir", tmp_path / "run")
+    assert "auxiliary/clone_kl" in curves(tmp_path / "run")
