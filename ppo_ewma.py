@@ -23,6 +23,7 @@ behaviour policy only corrects for the data's age. The age of the one no longer 
 
 import argparse
 import copy  # EWMA
+import ctypes
 import fcntl
 import math
 import os
@@ -44,6 +45,10 @@ except ImportError as error:
     needs = "Procgen has builds for Python 3.10, 3.11 and 3.12: with one of these, pip install -r requirements.txt"
     print(f"{error} in Python {sys.version.split()[0]}. {needs}", file=sys.stderr)
     sys.exit(2)
+
+if sys.platform == "linux":  # let malloc keep what is freed: else every pass maps and unmaps its activations anew
+    ctypes.CDLL(None).mallopt(-3, 2**25)  # M_MMAP_THRESHOLD
+    ctypes.CDLL(None).mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
 
 SCRIPT = Path(__file__).stem
 CHECKPOINT_FORMAT = 1
@@ -193,7 +198,7 @@ class ResidualBlock(nn.Module):
         self.conv2 = scaled(nn.Conv2d(channels, channels, 3, padding=1), norm)
 
     def forward(self, x):
-        return x + self.conv2(self.conv1(x.relu()).relu())
+        return self.conv2(self.conv1(x.relu()).relu_()).add_(x)  # in place where nothing needs the old value
 
 
 class Impala(nn.Module):

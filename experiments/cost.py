@@ -2,11 +2,12 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, namedtuple
+from collections import namedtuple
 from pathlib import Path
 from statistics import median
 
@@ -19,15 +20,15 @@ Cost = namedtuple("Cost", "rate startup events checkpoint")  # steps/s, seconds,
 def measure(run, threads):
     """Run a few short iterations in a temporary folder. The cost of a step hardly depends on an iteration's length."""
     flags = dict(run.flags)
-    if not subprocess.run(["which", "nvidia-smi"], capture_output=True).stdout:  # a GPU needs its full minibatches
-        per_minibatch = 8 // min(8, flags["num-envs"])  # rollouts may be cut into this many pieces
-        flags["num-steps"] = min(flags["num-steps"], max(per_minibatch, 512 // flags["num-envs"]))
+    if not shutil.which("nvidia-smi"):  # a GPU is fast only with full minibatches
+        pieces = 8 // min(8, flags["num-envs"])  # that a rollout must split into, for 8 minibatches
+        flags["num-steps"] = min(flags["num-steps"], max(pieces, 512 // flags["num-envs"]))
     iteration = flags["num-envs"] * flags["num-steps"]
     flags["total-timesteps"] = max(3 * iteration, 256)
     if "n-pi" in flags:  # an auxiliary phase each iteration: the same number of passes over every frame
         flags |= {"n-pi": 1, "no-adjust": [*flags.get("no-adjust", []), "n-pi"]}
     if "staleness" in flags:
-        flags["staleness"] = 0  # the queue is counted by disk_of()
+        flags["staleness"] = 0  # its queue of frames is counted below
     words = type(run)(**vars(run) | {"flags": flags}).words()
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
@@ -48,16 +49,14 @@ def measure(run, threads):
 
 
 def estimate(runs, threads, workers):
-    """Prints what the runs will take, for each kind of run and in all."""
-    kinds, seconds, disk, buffers = Counter(), 0, 0, [0]
-    costs = {}
+    """Measure each script at each batch size, and print what all runs will take."""
+    costs, seconds, disk, buffers = {}, 0, 0, [0]
     for run in runs:
         kind = run.script, run.flags["num-envs"]
         if kind not in costs:
             costs[kind] = measure(run, threads)
             print(f"  {run.script:<13} {kind[1]:>4} environments: {costs[kind].rate:,.0f} steps/s measured", flush=True)
         cost, iteration = costs[kind], run.flags["num-envs"] * run.flags["num-steps"]
-        kinds[kind] += 1
         seconds += cost.startup + run.steps / cost.rate
         queue = run.flags.get("staleness", 0) * iteration * FRAME  # is part of the checkpoint
         disk += cost.checkpoint + queue + run.steps / iteration * (cost.events + 80)  # and a line in the log

@@ -153,6 +153,7 @@ def draw_curves(axes, results, variant, colours, column="normalised_return", gam
         runs = table[table["value"] == value].pivot_table(index="step", columns=["game", "seed"], values=column)
         runs = runs.dropna().T  # at steps that all runs have reached
         mean, seeds = runs.groupby("game").mean().mean(), runs.groupby("seed").mean()
+        look = {"marker": "." if len(mean) == 1 else ""} | look  # a run that has just begun is a point
         style = {"label": ALGORITHMS.get(value, value), "ls": "--" if value in ("ppo", "ppg") else "-"} | look
         axes.plot(mean.index, mean, color=colours[value], **style)
         if len(seeds) > 1:

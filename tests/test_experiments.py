@@ -13,6 +13,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -29,7 +30,7 @@ from catalogue import EXPERIMENTS, SCALES, runs_of  # noqa: E402
 from curves import RETURN, read_scalars  # noqa: E402
 from execution import state_of  # noqa: E402
 
-WORKERS = str(os.cpu_count())
+WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count()
 
 
 def run(program, *words, code=0):
@@ -58,12 +59,21 @@ def figures(name, runs_dir, *words, **options):
     return run(figures_program, name, "--runs-dir", runs_dir, *words, **options)
 
 
-def check_picture(path):
-    """A picture that shows something: not of one colour, and with ink on more than the frame."""
+TOP = {"ewma": "#D55E00", "com-vs-kl": None}  # the colour of the curve drawn last; otherwise:
+LIGHTEST = matplotlib.colors.to_hex(plt.cm.viridis(0.88))
+
+
+def check_picture(path, colour=None):
+    """A picture that shows something: not of one colour, with ink on more than the frame, and with a curve.
+
+    colour: of the curve; its sample in the legend has less than 100 pixels. Returns the text in the picture.
+    """
     pixels = plt.imread(path)[..., :3]
     assert pixels.shape[1] >= 800, "too small for a README"
     assert (pixels.min(axis=2) < 0.9).mean() > 0.02
     assert len(np.unique(pixels.reshape(-1, 3).round(2), axis=0)) > 20
+    if colour:
+        assert (np.abs(pixels - matplotlib.colors.to_rgb(colour)).max(axis=2) < 0.02).sum() > 250
     root = ElementTree.parse(path.with_suffix(".svg")).getroot()
     return " ".join("".join(x.itertext()) for x in root.iter("{http://www.w3.org/2000/svg}text"))
 
@@ -72,9 +82,10 @@ def check_results(name, runs_dir, pictures, seeds):
     """All files of a finished experiment, and the numbers in them against TensorBoard's own reader."""
     folder = runs_dir / name / "smoke" / "figures"
     texts = {picture: check_picture(folder / f"{picture}.png") for picture in pictures}
+    check_picture(folder / f"{name}.png", TOP.get(name, LIGHTEST))
     assert {path.stem for path in folder.glob("*.png")} == set(pictures)
     for text in texts.values():
-        assert "256 environment steps" in text and "Shrunk" in text and "easy mode, 1 level" in text
+        assert "384 environment steps" in text and "Shrunk" in text and "easy mode, 1 level" in text
     runs = runs_of(name, "smoke", seeds=seeds)
     table = pd.read_csv(folder / f"{name}_runs.csv", dtype={"value": str})
     curves = pd.read_csv(folder / f"{name}.csv", dtype={"value": str})
@@ -87,7 +98,7 @@ def check_results(name, runs_dir, pictures, seeds):
     for x in runs:
         events = EventAccumulator(str(x.folder(runs_dir)), size_guidance={"scalars": 0}).Reload().Scalars(RETURN)
         mask = (table[key].astype(str) == [x.game, x.variant, x.value, str(x.seed)]).all(axis=1)
-        final = np.mean([event.value for event in events if event.step > 256 - 25])
+        final = np.mean([event.value for event in events if event.step > 384 - 38])
         assert table.loc[mask, "final_return"].item() == pytest.approx(final, rel=1e-4)
         normalised = table.loc[mask, "final_normalised_return"].item()
         assert normalised == pytest.approx((final - low) / (high - low), rel=1e-4)
@@ -106,6 +117,8 @@ def test_staleness(runs_dir):
     assert "decoupled 1 | recent 1" in report
     curves = (runs_dir / "staleness/smoke").glob("starpilot__*")
     assert len(list(curves)) == 4  # at staleness 0 one run serves the three losses
+    real = runs_dir / "staleness/smoke/starpilot__decoupled__1__seed1"
+    assert "staleness.py on starpilot, 4 environments, 384 steps" in run(figures_program, "advice", real)
 
 
 def test_batch_size(runs_dir):
@@ -189,8 +202,8 @@ def test_adam_betas_with_a_failure(runs_dir):
 
 def test_com_vs_kl(runs_dir):
     printed = sweep("com-vs-kl", runs_dir, "--dry-run")
-    commands = [line for line in printed.splitlines() if line.startswith("python ppg_ewma.py")]
-    assert len(commands) == 4 and "4 runs, 1,024 environment steps" in printed
+    commands = [line for line in printed.splitlines() if line.startswith("python ppo_ewma.py")]
+    assert len(commands) == 4 and "4 runs, 1,536 environment steps" in printed
     assert re.search(r"[\d,]+ steps/s measured\ntime: about \d+\.\d minutes .*\ndisk: about \d+\.\d MB", printed)
     assert not (runs_dir / "com-vs-kl").exists()
 
@@ -198,6 +211,18 @@ def test_com_vs_kl(runs_dir):
     figures("com-vs-kl", runs_dir)
     texts, _ = check_results("com-vs-kl", runs_dir, ["com-vs-kl"], [1])
     assert "--prox-com" in texts["com-vs-kl"] and "--kl-coef" in texts["com-vs-kl"]
+    finals = pd.read_csv(runs_dir / "com-vs-kl/smoke/figures/com-vs-kl_runs.csv")["final_return"]
+    assert len(finals) == 4 and all(f"{x:.3g}" in texts["com-vs-kl"].split() for x in finals)
+
+
+def make_up(x, runs_dir, first, last):
+    """The files of a finished run whose return grows in a straight line."""
+    with SummaryWriter(x.folder(runs_dir)) as writer:
+        for step in np.linspace(0, x.steps, 21):
+            writer.add_scalar(RETURN, first + (last - first) * step / x.steps, round(step))
+    x.file(runs_dir, "json").parent.mkdir(exist_ok=True)
+    x.file(runs_dir, "json").write_text(x.to_json())
+    x.file(runs_dir, "exit").write_text(json.dumps({"code": 0, "steps": x.steps, "seconds": 3600}))
 
 
 def test_many_games_and_seeds(tmp_path):
@@ -207,18 +232,13 @@ def test_many_games_and_seeds(tmp_path):
     for x in runs_of("ewma", "paper", games, seeds=[1, 2, 3]):
         final = gain[x.value] + 0.01 * x.seed
         low = {"coinrun": 5, "maze": 4, "ninja": 2}[x.game]
-        with SummaryWriter(x.folder(tmp_path)) as writer:
-            for step in np.linspace(0, x.steps, 21):
-                writer.add_scalar(RETURN, low + (10 - low) * final * step / x.steps, round(step))
-        x.file(tmp_path, "json").parent.mkdir(exist_ok=True)
-        x.file(tmp_path, "json").write_text(x.to_json())
-        x.file(tmp_path, "exit").write_text(json.dumps({"code": 0, "steps": x.steps, "seconds": 3600}))
+        make_up(x, tmp_path, low, low + (10 - low) * final)
     assert "note" not in figures("ewma", tmp_path, "--out", tmp_path / "out")
-    text = check_picture(tmp_path / "out/ewma.png")
+    text = check_picture(tmp_path / "out/ewma.png", TOP["ewma"])
     assert (
         "mean over 3 seeds" in text and "Shrunk" not in text and "Bars from left to right: coinrun, maze, ninja" in text
     )
-    text = check_picture(tmp_path / "out/ewma_by_game_algorithms.png")
+    text = check_picture(tmp_path / "out/ewma_by_game_algorithms.png", TOP["ewma"])
     assert "mean and standard deviation over 3 seeds" in text and "maze" in text
     report = (tmp_path / "out/ewma.md").read_text()
     assert "36 of 36 runs finished; 36.00 hours of computing" in report
@@ -227,14 +247,13 @@ def test_many_games_and_seeds(tmp_path):
     assert re.search(r"algorithms ppo-ewma \| algorithms ppo \| 0.100 \| \S+ to \S+ \| 3.40 \| 0.0003\d \| yes", report)
 
 
-# What can be wrong with runs. These use copies of the runs above.
+# What can be wrong with runs.
 
 
 @pytest.fixture
-def linear_lr(runs_dir, tmp_path):
-    if not (runs_dir / "linear-lr").exists():
-        sweep("linear-lr", runs_dir, "--seeds", 1)
-    shutil.copytree(runs_dir / "linear-lr", tmp_path / "linear-lr", ignore=shutil.ignore_patterns("figures"))
+def linear_lr(tmp_path):
+    for x in runs_of("linear-lr", "smoke", seeds=[1]):
+        make_up(x, tmp_path, 0, 10)
     return tmp_path
 
 
@@ -244,9 +263,8 @@ def test_no_runs(tmp_path):
 
 
 def test_runs_of_mixed_scale(linear_lr):
-    shutil.copytree(linear_lr / "linear-lr/smoke", linear_lr / "linear-lr/small")
-    for path in (linear_lr / "linear-lr/small/sweep").glob("*.json"):
-        path.write_text(path.read_text().replace('"smoke"', '"small"'))
+    for x in runs_of("linear-lr", "small", seeds=[1]):
+        make_up(x, linear_lr, 0, 10)
     printed = figures("linear-lr", linear_lr)
     assert "note: runs of mixed scale: small, smoke; this is small" in printed
     check_picture(linear_lr / "linear-lr/small/figures/linear-lr.png")
@@ -289,7 +307,7 @@ def test_bad_words(words, message, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_advice(runs_dir, tmp_path):
+def test_advice(tmp_path):
     """On a run made to go wrong in all three ways, on one that is fine, and on none."""
     flags = {"epochs": 3, "clip_coef": 0.2, "learning_rate": 0.5, "adv_norm": "iteration", "no_adjust": ["adv-norm"]}
     advice = fake_run(tmp_path / "bad", flags, [0.6] * 50, [0.1, 2.0] * 25)
@@ -304,9 +322,6 @@ def test_advice(runs_dir, tmp_path):
     assert "Far too few" in advice and "a higher --prox-com (now 8)" in advice
     assert "clipping: is off" in fake_run(tmp_path / "unclipped", flags | {"clip_coef": 0}, [0] * 50, [1] * 50)
 
-    real = runs_dir / "staleness/smoke/starpilot__decoupled__1__seed1"
-    if real.exists():
-        assert "staleness.py on starpilot, 4 environments, 256 steps" in run(figures_program, "advice", real)
     printed = run(figures_program, "advice", tmp_path, code=2)
     assert "no run is there" in printed and printed.count("\n") == 1
 
