@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (PPO) on Procgen, in one file, batch size-invariant by default.
+"""Proximal policy optimisation (PPO) on Procgen, in one file.
 
 Paper: "Batch size-invariance for policy optimization", Hilton, Cobbe and Schulman, 2021 (arXiv:2110.00641). Comments
 name its sections; "PPO equation" is one of the PPO paper, Schulman et al., 2017 (arXiv:1707.06347).
@@ -10,12 +10,12 @@ Five files, each a whole algorithm, each a few tagged lines away from an earlier
   ppg.py        Phasic policy gradient, a stronger algorithm.          diff ppo.py ppg.py;       grep PPG ppg.py
   ppg_ewma.py   PPG-EWMA, the paper's main algorithm: to ppg.py what ppo_ewma.py is to ppo.py, by the very same patch.
 
-Flags are stated for 256 environments (appendix B); change --num-envs, and they are adjusted to it (section 4).
+Flags are stated for 256 environments (appendix B); another --num-envs adjusts them (section 4). That this preserves
+learning is claimed by the paper for the EWMA files, one policy epoch and small enough batches.
 
 Deviations from the paper:
   1. One process steps all environments; the paper has 4 workers of 64 environments and averages their gradients.
-  2. --clip-vloss, --target-kl and --adv-norm minibatch are habits of other PPO implementations; the paper has none of
-     them, and they are off.
+  2. A minibatch is processed in pieces (--microbatch-size), which bounds memory; their gradients add up to the same.
 """
 
 import argparse
@@ -86,14 +86,14 @@ def parse_args():
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    count, fraction, positive = number(int, 1), number(float, 0, 1), number(float, 0)
+    count, fraction, nonnegative = number(int, 1), number(float, 0, 1), number(float, 0)
 
     add = parser.add_argument_group("run").add_argument
     add("--seed", type=number(int, 0, 2**31 - 1), default=1, help="of the network, of sampling and of Procgen")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if there is one")
     add("--run-dir", help="where results go; None: runs/<env>__<script>__<seed>__<time>")
     add("--resume", metavar="RUN_DIR", help="go on with a run that was stopped; its flags come with it")
-    add("--checkpoint-seconds", type=positive, default=60, help="least time between checkpoints; 0: every iteration")
+    add("--checkpoint-seconds", type=nonnegative, default=60, help="least time between checkpoints; 0: every iteration")
 
     add = parser.add_argument_group("environment").add_argument
     add("--env-id", choices=ENV_NAMES, default="starpilot", help="Procgen game")
@@ -106,32 +106,32 @@ def parse_args():
 
     add = parser.add_argument_group("optimisation").add_argument
     add("--epochs", type=count, default=3, help="passes over the data of an iteration, E")
-    add("--learning-rate", type=positive, default=5e-4, help="Adam step size")
+    add("--learning-rate", type=nonnegative, default=5e-4, help="Adam step size")
     add("--num-minibatches", type=count, default=8, help="optimiser steps in an epoch")
     add("--gamma", type=fraction, default=0.999, help="discount")
     add("--gae-lambda", type=fraction, default=0.95, help="GAE bootstrapping")
-    add("--clip-coef", type=positive, default=0.2, help="clip range epsilon; 0: no clipping")
-    add("--kl-coef", type=positive, default=0.0, help="KL penalty beta; 1 if used instead of clipping")
-    add("--vf-coef", type=positive, default=0.5, help="weight of the value loss")
-    add("--ent-coef", type=positive, default=0.01, help="weight of the entropy bonus")
+    add("--clip-coef", type=nonnegative, default=0.2, help="clip range epsilon; 0: no clipping")
+    add("--kl-coef", type=nonnegative, default=0.0, help="KL penalty beta; 1 if used instead of clipping")
+    add("--vf-coef", type=nonnegative, default=0.5, help="weight of the value loss")
+    add("--ent-coef", type=nonnegative, default=0.01, help="weight of the entropy bonus")
     add("--clip-vloss", action="store_true", help="also limit the value update, to --clip-coef")
-    add("--target-kl", type=positive, help="leave out the remaining epochs once the KL exceeds this")
+    add("--target-kl", type=nonnegative, help="leave out the remaining epochs once the KL exceeds this")
     add("--adv-norm", choices=["iteration", "minibatch", "none"], default="iteration", help="advantage normalisation")
     add("--reward-norm", action=argparse.BooleanOptionalAction, default=True, help="reward normalisation")
     add("--channels", type=count, nargs=3, default=[16, 32, 32], help="widths of the network; smaller for a CPU")
-    add("--microbatch-size", type=count, help="frames in memory at once, same gradient; None: 64 on CPU, 2048 on GPU")
+    add("--microbatch-size", type=count, help="frames in a pass, same gradient; None: 64 on a CPU, 2048 on a GPU")
 
     add = parser.add_argument_group("batch size").add_argument
     add("--reference-num-envs", type=count, default=256, help="number of environments that the flags are stated for")
-    add("--no-adjust", nargs="+", default=[], metavar="NAME", help="use these as stated (names: the table at start)")
+    add("--no-adjust", nargs="+", default=[], metavar="NAME", help="use as stated: lr, adv-norm, prox or n-pi")
     add("--lr-rule", choices=["sqrt", "linear"], default="sqrt", help="how the step size is adjusted (appendix D)")
     add("--adjust-betas", choices=["none", "beta2", "both"], default="none", help="adjust Adam's, too (appendix E)")
 
     args, saved = parser.parse_args(), None
     if args.resume:
         given = {word.split("=")[0] for word in sys.argv[1:] if word.startswith("--")} - {"--resume"}
-        if given - {"--total-timesteps", "--device"}:
-            fail(f"{', '.join(sorted(given))}: with --resume only --total-timesteps and --device can be given")
+        if refused := given - {"--total-timesteps", "--device"}:
+            fail(f"{', '.join(sorted(refused))}: with --resume only --total-timesteps and --device can be given")
         saved = load_checkpoint(Path(args.resume))
         changed = {name[2:].replace("-", "_") for name in given} | {"resume"}
         args = argparse.Namespace(**saved["args"] | {x: vars(args)[x] for x in changed} | {"run_dir": args.resume})
@@ -157,15 +157,17 @@ def parse_args():
 def adjust_for_batch_size(args):
     """Section 4: what to change so that another number of environments learns the same per environment step.
 
-    Returns a table of values as stated for the reference and as used here; its names are those of --no-adjust.
+    Returns a table of values, as stated for the reference and as used here.
     """
-    c = args.reference_num_envs / args.num_envs  # by how much our batches are smaller
+    c = args.reference_num_envs / args.num_envs  # batches are c times smaller than the reference's
     step_size_divisor, rule = {"sqrt": (math.sqrt(c), "/ sqrt(c)"), "linear": (c, "/ c")}[args.lr_rule]
     table = {
         # name: (what it is, stated, in use, rule)
         "lr": ("Adam step size", args.learning_rate, args.learning_rate / step_size_divisor, rule),
         "adv-norm": ("advantage-normalisation span (iterations)", 1, max(1, c), "* c, at least 1"),
     }
+    if args.adv_norm != "iteration":
+        del table["adv-norm"]
     for name in args.no_adjust:
         if name not in table:
             fail(f"--no-adjust {name}: there are {', '.join(table)} to choose from")
@@ -214,6 +216,8 @@ class Impala(nn.Module):
 
 
 class Agent(nn.Module):
+    """uint8 frames [B, 64, 64, 3] to logits [B, 15] and values [B]."""
+
     def __init__(self, channels, actions=15):
         super().__init__()
         self.trunk = Impala(channels)
@@ -260,7 +264,7 @@ def update_moments(moments, x, span):
     """
     decay = (span - 1) / (span + 1)
     x = x.double()
-    moments = decay * moments + torch.stack([torch.ones_like(x).sum(), x.sum(), (x**2).sum()])
+    moments = decay * moments + x.new_tensor([x.numel(), x.sum(), (x**2).sum()])
     mean, mean_square = moments[1] / moments[0], moments[2] / moments[0]
     return moments, mean.float(), (mean_square - mean**2).clamp(min=0).sqrt().float()
 
@@ -281,11 +285,12 @@ def minibatches(envs, steps, num_minibatches):
 
 
 def logp_of(logprobs, action):
+    """log pi(a|s) [B] out of the log-probabilities of all actions [B, 15]."""
     return logprobs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
 def categorical_kl(logprobs_p, logprobs_q):
-    """KL[p, q], exact in every state, averaged over states."""
+    """KL[p, q] over the actions, averaged over states: the penalty of PPO equation (8)."""
     return (logprobs_p.exp() * (logprobs_p - logprobs_q)).sum(-1).mean()
 
 
@@ -294,12 +299,13 @@ def policy_loss(logp, logp_old, advantage, clip_coef):
     ratio = (logp - logp_old).exp()
     objective = ratio * advantage
     if clip_coef == 0:
-        return -objective.mean(), torch.zeros_like(objective).mean()
+        return -objective.mean(), objective.new_zeros(())
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     return -torch.min(objective, clipped * advantage).mean(), (clipped != ratio).float().mean()
 
 
 def value_loss(value, old_value, value_target, clip):
+    """Squared error; with clip > 0, of the value or of the value kept close to the old one, whichever is larger."""
     loss = (value - value_target) ** 2
     if clip > 0:
         loss = torch.max(loss, (old_value + (value - old_value).clamp(-clip, clip) - value_target) ** 2)
@@ -307,7 +313,7 @@ def value_loss(value, old_value, value_target, clip):
 
 
 class Run:
-    """All that is not the algorithm: the run's folder and its lock, TensorBoard logs, progress, checkpoints."""
+    """The run's folder, its logs, progress and checkpoints. From here to main(), skip at a first reading."""
 
     def __init__(self, args, saved, state, envs):
         self.args, self.state, self.envs, self.folder, self.writer = args, state, envs, Path(args.run_dir), None
@@ -323,7 +329,10 @@ class Run:
             fail(f"--run-dir {self.folder}: cannot be written ({error.strerror})")
         if saved:
             for name, x in vars(state).items():
-                x.load_state_dict(saved[name]) if hasattr(x, "load_state_dict") else setattr(state, name, saved[name])
+                if hasattr(x, "load_state_dict"):
+                    x.load_state_dict(saved[name])
+                else:
+                    setattr(state, name, saved[name])
             torch.set_rng_state(saved["rng"])
             envs.callmethod("set_state", [x.numpy().tobytes() for x in saved["procgen"]])
         else:
@@ -389,13 +398,14 @@ class Run:
             tqdm.write(f"warning: TensorBoard log not written ({error}), trying again next iteration")
 
     def save(self):
-        """Replace the checkpoint, in one instant. If that fails (disk full) the old one stays; returns if it worked."""
-        saved = {name: x.state_dict() if hasattr(x, "state_dict") else x for name, x in vars(self.state).items()}
-        saved |= {"script": SCRIPT, "format": CHECKPOINT_FORMAT, "args": vars(self.args), "rng": torch.get_rng_state()}
+        """Replace the checkpoint, in one instant. Returns whether it worked; if not (disk full), the old one stays."""
+        saved = {"script": SCRIPT, "format": CHECKPOINT_FORMAT, "args": vars(self.args), "rng": torch.get_rng_state()}
         states = self.envs.callmethod("get_state")
         saved["procgen"] = [torch.frombuffer(bytearray(x), dtype=torch.uint8) for x in states]
         temporary = self.folder / "checkpoint.pt.tmp"
         try:
+            for name, x in vars(self.state).items():
+                saved[name] = x.state_dict() if hasattr(x, "state_dict") else x
             with open(temporary, "wb") as file:
                 torch.save(saved, file)
                 file.flush()
@@ -429,11 +439,12 @@ def load_checkpoint(folder):
 def announce(args, adjusted, agent, device, microbatch_size, num_iterations):
     """Print what will be done."""
     iteration_size, parameters = args.num_envs * args.num_steps, sum(p.numel() for p in agent.parameters())
-    levels, steps = args.num_levels or "all", num_iterations * iteration_size
+    levels = 1 if args.distribution_mode == "exploration" else args.num_levels or "all"
+    steps = num_iterations * iteration_size
     print(f"{SCRIPT}.py on {args.env_id}, {args.distribution_mode}, {levels} levels, seed {args.seed}")
     print(f"run        {num_iterations:,} iterations, {steps:,} steps; results in {args.run_dir}")
     print(f"device     {device}, {torch.get_num_threads()} CPU threads; {parameters:,} parameters")
-    print(f"minibatch  {iteration_size // args.num_minibatches:,} steps, {microbatch_size:,} in memory at once")
+    print(f"minibatch  {iteration_size // args.num_minibatches:,} steps, at most {microbatch_size:,} in one pass")
     print(f"iteration  {iteration_size:,} steps: {args.num_envs} environments x {args.num_steps}")
     print(f"adjusted to the batch size, c = {args.reference_num_envs}/{args.num_envs}:")
     for name, row in {"NAME": ("WHAT", "STATED", "IN USE", "RULE"), **adjusted}.items():
@@ -441,6 +452,8 @@ def announce(args, adjusted, agent, device, microbatch_size, num_iterations):
         print(f"  {name:<12} {what:<42} {stated:>8} {used:>10}  {rule}")
     if args.epochs > 1:
         print(f"  but {args.epochs} epochs: the paper claims invariance for one policy epoch only (section 4)")
+    if args.adv_norm == "minibatch":
+        print("  but --adv-norm minibatch: its statistics depend on the batch size, and nothing makes up for that")
     if args.num_envs > args.reference_num_envs:
         print("  but a larger batch: the paper claims invariance for small enough ones only (section 4)")
 
@@ -460,7 +473,7 @@ def main():
     agent = Agent(args.channels).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.Adam(agent.parameters(), lr=use["lr"], betas=(use["beta1"], use["beta2"]), eps=1e-8)
     options = {"distribution_mode": args.distribution_mode, "rand_seed": args.seed}
-    if args.distribution_mode != "exploration":  # which is one level of Procgen's choice
+    if args.distribution_mode != "exploration":  # which is one fixed level
         options |= {"num_levels": args.num_levels, "start_level": args.start_level}
     envs = ProcgenGym3Env(args.num_envs, args.env_id, **options)
     state = SimpleNamespace(  # all that changes from one iteration to the next: what a checkpoint holds
@@ -498,7 +511,8 @@ def main():
             ended += state.episodes[:, first].T.tolist()
             state.episodes[:, first] = 0
             bar.update(args.num_envs)
-        rollout = {name: torch.stack([step.pop(name) for step in steps], dim=1) for name in list(step)}  # [N, T, ...]
+        # [N, T, ...]; pop frees the frames of each step once they are copied
+        rollout = {name: torch.stack([x.pop(name) for x in steps], dim=1) for name in list(steps[0])}
         rollout |= {"next_obs": torch.from_numpy(frame["rgb"]), "next_first": torch.from_numpy(first)}
         stats = {}
 
@@ -525,27 +539,27 @@ def main():
         batch |= {"value_target": value_target.flatten(), "advantage": advantage.flatten().clone()}
         losses = []
         for epoch in range(args.epochs):
+            bar.set_description(f"optimise, epoch {epoch + 1}")
             for minibatch in minibatches(args.num_envs, args.num_steps, args.num_minibatches):
-                bar.set_description(f"optimise, epoch {epoch + 1}")
-                if args.adv_norm == "minibatch":
+                if args.adv_norm == "minibatch":  # of the advantages as they were, in each epoch anew
                     chosen = advantage.flatten()[minibatch]
                     batch["advantage"][minibatch] = (chosen - chosen.mean()) / (chosen.std(correction=0) + 1e-8)
                 optimizer.zero_grad()
                 means = 0
                 for micro in minibatch.split(microbatch_size):
-                    mb = {name: x[micro].to(device, non_blocking=True) for name, x in batch.items()}
+                    mb = {name: x[micro].to(device) for name, x in batch.items()}
                     logits, value = agent(mb["obs"])
                     logprobs, logprobs_behav = logits.log_softmax(-1), mb["logprobs"]
                     logp, logp_behav = logp_of(logprobs, mb["action"]), logp_of(logprobs_behav, mb["action"])
                     pg_loss, clip_fraction = policy_loss(logp, logp_behav, mb["advantage"], args.clip_coef)
-                    kl = categorical_kl(logprobs_behav, logprobs)  # the penalty of PPO equation (8)
+                    kl = categorical_kl(logprobs_behav, logprobs)
                     entropy = -(logprobs.exp() * logprobs).sum(-1).mean()
                     v_loss = value_loss(value, mb["value"], mb["value_target"], args.clip_vloss * args.clip_coef)
                     loss = pg_loss + args.kl_coef * kl - args.ent_coef * entropy
                     loss = loss + args.vf_coef * v_loss
                     share = len(micro) / len(minibatch)  # the pieces' gradients add up to the minibatch's
                     (share * loss).backward()
-                    means += share * torch.stack([pg_loss, v_loss, entropy, kl, clip_fraction]).detach()
+                    means += share * torch.stack([pg_loss, v_loss, entropy, kl, clip_fraction]).detach()  # names: (4)
                 optimizer.step()
                 losses.append(means)
             if args.target_kl is not None and losses[-1][3] > args.target_kl:

@@ -30,7 +30,7 @@ from catalogue import EXPERIMENTS, SCALES, runs_of  # noqa: E402
 from curves import RETURN, read_scalars  # noqa: E402
 from execution import state_of  # noqa: E402
 
-WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count()
+WORKERS = os.cpu_count()  # a thread each: runs with more threads than free cores hinder each other
 
 
 def run(program, *words, code=0):

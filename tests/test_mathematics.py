@@ -202,9 +202,10 @@ def test_importance_cap_and_its_gradient():
     module = load("staleness")
     logp = torch.tensor([-0.1, -0.1, -3.0], dtype=torch.float64, requires_grad=True)
     logp_behav = torch.tensor([-20.0, -1.0, -20.0], dtype=torch.float64)
-    ratio = (logp - module.cap_ratio(logp_behav, logp)).exp()
+    ratio = (logp - module.cap_ratio(logp_behav, logp, 100)).exp()
     close(ratio.detach(), [100, math.exp(0.9), 100])
     ratio.sum().backward()
+    assert torch.equal(module.cap_ratio(logp_behav, logp, math.inf), logp_behav)
     close(logp.grad, ratio.detach())  # d exp(logp - constant) / d logp: the cap stops the ratio, not the gradient
 
 
