@@ -131,12 +131,7 @@ def parse_args():
     add("--adjust-betas", choices=["none", "beta2", "both"], default="none", help="adjust Adam's, too (appendix E)")
 
     add = parser.add_argument_group("staleness").add_argument  # STALE
-    add(
-        "--staleness",
-        type=number(int, 0),
-        default=8,
-        help="age of the data, in iterations; all are in memory and in checkpoints",
-    )
+    add("--staleness", type=number(int, 0), default=8, help="age of the data, in iterations; they are kept in memory")
     losses = ["decoupled", "behavior", "recent"]  # figures 1(b), 1(c), 1(a)
     add("--staleness-loss", choices=losses, default="decoupled", help="which policies correct and limit the update")
 

@@ -181,7 +181,7 @@ def adam_betas(scale):
 def com_vs_kl(scale):
     """Fig. 18. The paper's text gives the default corner, not the grid: we halve the one and double the other."""
     number = {"paper": 5, "small": 4, "smoke": 2}[scale]
-    steps = {"paper": {"total-timesteps": 20_000_000}, "small": {}, "smoke": {}}[scale]
+    steps = {"paper": {"total-timesteps": 20_000_000}, "small": {}, "smoke": {"total-timesteps": 192}}[scale]
     for power in range(number):
         for halvings in range(number):
             com = 8 / 2**halvings

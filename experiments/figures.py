@@ -240,7 +240,7 @@ def draw_by_game(results, variants, folder):
         colours = colours_of(results, results.values(variant))
         for axes, game in zip(panels.flat, results.games, strict=False):
             draw_curves(axes, results, variant, colours, column="return", game=game)
-            steps_axis(axes, results, ticks=2)
+            steps_axis(axes, results, ticks=2 if len(results.games) > 2 else 4)
         figure.supylabel("return")
         legend_above(figure, panels[0, 0], results)
         title = TITLES[variant]
@@ -335,7 +335,7 @@ def draw_advantage_std(results, colours, folder):
                 axes.plot(*curve.T, color=colours[run.value], label=run.value, linewidth=0.8)
                 table += [(game, run.value, seed, int(step), std) for step, std in curve]
         axes.set_yscale("log")
-        steps_axis(axes, results, ticks=2)
+        steps_axis(axes, results, ticks=2 if len(results.games) > 2 else 4)
     figure.supylabel("standard deviation of advantages")
     legend_above(figure, panels[0, 0], results)
     says = (

@@ -35,7 +35,7 @@ time/steps_per_second loss/policy loss/value loss/entropy policy/approx_kl polic
 advantage/mean advantage/std advantage/mean_used advantage/std_used""".split()
 
 
-@pytest.mark.parametrize("game, envs", [("bossfight", 8), ("jumper", 1)])
+@pytest.mark.parametrize("game, envs", [("bossfight", 8), ("dodgeball", 1)])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_end_to_end_on_a_real_game(script, game, envs, tmp_path):
     """Several environments, and one; to the end, with everything the README promises."""

@@ -27,8 +27,9 @@ sys.path.insert(0, str(ROOT / "experiments"))
 import figures as figures_program  # noqa: E402
 import sweep as sweep_program  # noqa: E402
 from catalogue import EXPERIMENTS, SCALES, runs_of  # noqa: E402
-from curves import RETURN, read_scalars  # noqa: E402
+from curves import RETURN, Results, read_scalars  # noqa: E402
 from execution import state_of  # noqa: E402
+from report import report  # noqa: E402
 
 WORKERS = os.cpu_count()  # a thread each: runs with more threads than free cores hinder each other
 
@@ -84,9 +85,9 @@ def check_results(name, runs_dir, pictures, seeds):
     texts = {picture: check_picture(folder / f"{picture}.png") for picture in pictures}
     check_picture(folder / f"{name}.png", TOP.get(name, LIGHTEST))
     assert {path.stem for path in folder.glob("*.png")} == set(pictures)
-    for text in texts.values():
-        assert "384 environment steps" in text and "Shrunk" in text and "easy mode, 1 level" in text
     runs = runs_of(name, "smoke", seeds=seeds)
+    for text in texts.values():
+        assert f"{runs[0].steps} environment steps" in text and "Shrunk" in text and "easy mode, 1 level" in text
     table = pd.read_csv(folder / f"{name}_runs.csv", dtype={"value": str})
     curves = pd.read_csv(folder / f"{name}.csv", dtype={"value": str})
     key = ["game", "variant", "value", "seed"]
@@ -98,7 +99,7 @@ def check_results(name, runs_dir, pictures, seeds):
     for x in runs:
         events = EventAccumulator(str(x.folder(runs_dir)), size_guidance={"scalars": 0}).Reload().Scalars(RETURN)
         mask = (table[key].astype(str) == [x.game, x.variant, x.value, str(x.seed)]).all(axis=1)
-        final = np.mean([event.value for event in events if event.step > 384 - 38])
+        final = np.mean([event.value for event in events if event.step > x.steps * 0.9])
         assert table.loc[mask, "final_return"].item() == pytest.approx(final, rel=1e-4)
         normalised = table.loc[mask, "final_normalised_return"].item()
         assert normalised == pytest.approx((final - low) / (high - low), rel=1e-4)
@@ -203,7 +204,7 @@ def test_adam_betas_with_a_failure(runs_dir):
 def test_com_vs_kl(runs_dir):
     printed = sweep("com-vs-kl", runs_dir, "--dry-run")
     commands = [line for line in printed.splitlines() if line.startswith("python ppo_ewma.py")]
-    assert len(commands) == 4 and "4 runs, 1,536 environment steps" in printed
+    assert len(commands) == 4 and "4 runs, 768 environment steps" in printed
     assert re.search(r"[\d,]+ steps/s measured\ntime: about \d+\.\d minutes .*\ndisk: about \d+\.\d MB", printed)
     assert not (runs_dir / "com-vs-kl").exists()
 
@@ -216,10 +217,10 @@ def test_com_vs_kl(runs_dir):
 
 
 def make_up(x, runs_dir, first, last):
-    """The files of a finished run whose return grows in a straight line."""
+    """The files of a finished run whose return grows in a straight line, and stays where it is towards the end."""
     with SummaryWriter(x.folder(runs_dir)) as writer:
         for step in np.linspace(0, x.steps, 21):
-            writer.add_scalar(RETURN, first + (last - first) * step / x.steps, round(step))
+            writer.add_scalar(RETURN, first + (last - first) * min(1, 1.25 * step / x.steps), round(step))
     x.file(runs_dir, "json").parent.mkdir(exist_ok=True)
     x.file(runs_dir, "json").write_text(x.to_json())
     x.file(runs_dir, "exit").write_text(json.dumps({"code": 0, "steps": x.steps, "seconds": 3600}))
@@ -245,6 +246,23 @@ def test_many_games_and_seeds(tmp_path):
     assert "| algorithms | ppg | 0.320 | 0.010 | 0.320 |" in report
     # three games, in each all three runs above all three: Z is the root of 3 times 4.5 / sqrt(5.25)
     assert re.search(r"algorithms ppo-ewma \| algorithms ppo \| 0.100 \| \S+ to \S+ \| 3.40 \| 0.0003\d \| yes", report)
+
+
+def test_table_5(tmp_path):
+    """On made-up runs where one ablation hurts, one changes nothing, one helps, and PPO by itself is only worse."""
+    lows = {"coinrun": 5, "maze": 5, "ninja": 3.5, "jumper": 3}  # the highest return is 10 for all of them
+    final = {("all", "4"): 0.5, ("all", "2"): 0.45, ("no-step-size", "2"): 0.1, ("no-adv-norm", "2"): 0.45}
+    final |= {("no-ewma-adjustment", "2"): 0.48, ("no-ewma", "4"): 0.3, ("no-ewma", "2"): 0.25, ("floor", "4"): 0}
+    runs = runs_of("batch-size", "smoke", list(lows), seeds=[1, 2, 3])
+    for x in runs:
+        low, largest = lows[x.game], x.value == "4"
+        make_up(x, tmp_path, low, low + (10 - low) * (final[x.variant, x.value] + 0.001 * x.seed * largest))
+    text = report(Results("batch-size", runs, tmp_path, []), "")
+    # four games, three seeds: without overlap, Z is 2 times 4.5 / sqrt(5.25); for 4 hypotheses it must exceed 3.48
+    cells = re.search(r"^\| 2 \| (.*) \|$", text, re.MULTILINE).group(1).split(" | ")
+    assert cells[0] == "**0.350 (3.93)**" and cells[2] == "-0.030 (-3.93)"
+    assert [abs(float(cell.strip("*").split()[0])) for cell in cells] == [0.35, 0, 0.03, 0]
+    assert "0.001/4" in text and "| all | 4 minus 2 | 0.052 |" in text
 
 
 # What can be wrong with runs.
