@@ -1,4 +1,7 @@
-"""The contract between the five files: each stands alone, and they differ only where their algorithms do."""
+"""The contract between the five files: each stands alone, and they differ only where their algorithms do.
+
+That a copy in an empty folder runs is seen in test_command_line.py.
+"""
 
 import ast
 import difflib
@@ -8,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, SCRIPTS, TINY, environment, load
+from helpers import ROOT, SCRIPTS, load
 
 TEXT = {script: (ROOT / f"{script}.py").read_text() for script in SCRIPTS}
 LINES = {script: text.splitlines() for script, text in TEXT.items()}
@@ -19,18 +22,6 @@ PAIRS += [("ppo", "staleness", "STALE", 42)]
 def hunks(base, variant):
     matcher = difflib.SequenceMatcher(None, LINES[base], LINES[variant], autojunk=False)
     return [(LINES[base][i:j], LINES[variant][k:m]) for tag, i, j, k, m in matcher.get_opcodes() if tag != "equal"]
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_copy_in_another_folder_runs(script, tmp_path):
-    shutil.copy(ROOT / f"{script}.py", tmp_path)
-    flags = [x.replace("96", "32") for x in TINY]
-    command = [sys.executable, "-P", f"{script}.py", *flags, "--run-dir", "here"]
-    if sys.version_info < (3, 11):
-        command.remove("-P")
-    result = subprocess.run(command, cwd=tmp_path, env=environment(PYTHONPATH=""), capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "here" / "checkpoint.pt").exists()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -162,7 +162,15 @@ def test_linear_lr_interrupted(runs_dir):
     runs = runs_of("linear-lr", "smoke", seeds=[1])
     while not any(state_of(x, runs_dir, {}).name == "running" for x in runs) and process.poll() is None:
         time.sleep(0.02)
+    # The runs stand still while we look, however long that takes.
+    children = {
+        pid for file in Path(f"/proc/{process.pid}/task").glob("*/children") for pid in file.read_text().split()
+    }
+    for pid in children:
+        os.kill(int(pid), signal.SIGSTOP)
     status = sweep("linear-lr", runs_dir, "--seeds", 1, "--status")
+    for pid in children:
+        os.kill(int(pid), signal.SIGCONT)
     process.send_signal(signal.SIGTERM)
     printed = process.communicate()[0]
     assert process.returncode == 130, printed

@@ -205,17 +205,18 @@ class Malicious:
         return (os.mkdir, (str(self.path),))
 
 
-def test_a_checkpoint_never_runs_code(tmp_path):
+def test_a_checkpoint_never_runs_code(tmp_path, capsys):
     victim = tmp_path / "victim"
     train("ppo", tmp_path / "run", *TINY)
     saved = checkpoint(tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint.pt"
     for attack in (saved | {"args": Malicious(victim)}, Malicious(victim)):
-        torch.save(attack, tmp_path / "run" / "checkpoint.pt")
-        assert "damaged, or none of ours" in refused("ppo", "--resume", tmp_path / "run")
-        assert not victim.exists()
-        (tmp_path / "run" / "checkpoint.pt").write_bytes(pickle.dumps(attack))
-        assert "damaged, or none of ours" in refused("ppo", "--resume", tmp_path / "run")
-        assert not victim.exists()
+        for write in (lambda: torch.save(attack, path), lambda: path.write_bytes(pickle.dumps(attack))):  # noqa: B023
+            write()
+            with pytest.raises(SystemExit) as stop, command_line("ppo", ["--resume", path.parent]):
+                load("ppo").main()
+            assert stop.value.code == 2 and "damaged, or none of ours" in capsys.readouterr().err
+            assert not victim.exists()
     pickle.loads(pickle.dumps(Malicious(victim)))
     assert victim.exists()  # so the attack was a real one
 
@@ -301,7 +302,7 @@ def test_too_little_room_for_the_buffer_is_a_warning(tmp_path, capsys, monkeypat
     assert "--num-steps" in out and "--aux-buffer-dir" in out and "finished" in out
 
 
-@pytest.mark.parametrize("script", PPG)
+@pytest.mark.parametrize("script", ["ppg_ewma"])
 def test_the_buffer_elsewhere_is_shared_by_runs_and_goes_when_they_end(script, tmp_path):
     flags = [*flags_of(script), "--aux-buffer-dir", tmp_path / "scratch"]
     train(script, tmp_path / "whole", *flags_of(script))
@@ -331,7 +332,7 @@ def memory(script, allowance, *flags):
     return [int(x) for x in re.findall(r"RssAnon (\d+)", result.stdout)]
 
 
-@pytest.mark.parametrize("script", ["ppg_ewma", "staleness"])
+@pytest.mark.parametrize("script", ["ppg_ewma"])
 def test_memory_does_not_grow_over_200_iterations(script, tmp_path):
     flags = "--env-id chaser --num-envs 2 --num-steps 2 --num-minibatches 1 --channels 1 1 1 --device cpu".split()
     flags += ["--n-pi", "3", "--no-adjust", "n-pi", "--aux-epochs", "1"] if script in PPG else ["--staleness", "2"]
@@ -341,8 +342,8 @@ def test_memory_does_not_grow_over_200_iterations(script, tmp_path):
 
 
 def test_a_buffer_larger_than_memory(tmp_path):
-    """120 MB of frames in a process that may take 80 MB more than it has when it starts."""
-    flags = "--env-id chaser --num-envs 8 --num-steps 61 --num-minibatches 1 --channels 1 1 1 --device cpu".split()
+    """80 MB of frames in a process that may take 60 MB more than it has when it starts."""
+    flags = "--env-id chaser --num-envs 8 --num-steps 41 --num-minibatches 1 --channels 1 1 1 --device cpu".split()
     flags += ["--n-pi", "20", "--no-adjust", "n-pi", "--aux-epochs", "1", "--aux-rollouts", "4", "--arch", "detach"]
-    memory("ppg", 80, *flags, "--total-timesteps", 8 * 61 * 20, "--run-dir", tmp_path / "run")
+    memory("ppg", 60, *flags, "--total-timesteps", 8 * 41 * 20, "--run-dir", tmp_path / "run")
     assert "auxiliary/clone_kl" in curves(tmp_path / "run")
