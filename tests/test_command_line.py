@@ -42,7 +42,7 @@ def test_end_to_end_on_a_real_game(script, game, envs, tmp_path):
     """Several environments, and one; a copy in an empty folder, to the end, with all that the README promises."""
     folder = tmp_path / "run"
     shutil.copy(ROOT / f"{script}.py", tmp_path)
-    steps = 32 if envs == 8 else 128
+    steps = 32 if envs == 8 else 256
     flags = f"--env-id {game} --distribution-mode easy --num-envs {envs} --num-steps {steps} --channels 2 2 2".split()
     flags += ["--total-timesteps", "512", "--device", "cpu", "--run-dir", folder]
     flags += ["--n-pi", "1", "--no-adjust", "n-pi", "--aux-epochs", "1"] if script in PPG else []

@@ -162,16 +162,19 @@ def test_linear_lr_interrupted(runs_dir):
     runs = runs_of("linear-lr", "smoke", seeds=[1])
     while not any(state_of(x, runs_dir, {}).name == "running" for x in runs) and process.poll() is None:
         time.sleep(0.02)
-    # The runs stand still while we look, however long that takes.
-    children = {
-        pid for file in Path(f"/proc/{process.pid}/task").glob("*/children") for pid in file.read_text().split()
-    }
+    # The runs stand still while we look and until the sweep has stopped them, however long that takes.
+    parents = {x.parent.name: x.read_text().rsplit(")", 1)[1].split()[1] for x in Path("/proc").glob("[0-9]*/stat")}
+    children = [int(pid) for pid, parent in parents.items() if parent == str(process.pid)]
+    assert children
     for pid in children:
-        os.kill(int(pid), signal.SIGSTOP)
+        os.kill(pid, signal.SIGSTOP)
     status = sweep("linear-lr", runs_dir, "--seeds", 1, "--status")
-    for pid in children:
-        os.kill(int(pid), signal.SIGCONT)
     process.send_signal(signal.SIGTERM)
+    for pid in children:
+        while not int(re.search(r"ShdPnd:\s(\w+)", Path(f"/proc/{pid}/status").read_text())[1], 16) >> 14 & 1:
+            time.sleep(0.02)
+    for pid in children:
+        os.kill(pid, signal.SIGCONT)
     printed = process.communicate()[0]
     assert process.returncode == 130, printed
     assert "the same command goes on" in printed
