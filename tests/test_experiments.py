@@ -154,25 +154,35 @@ def test_ewma(runs_dir):
     assert re.findall(r"algorithms (\S+) \| algorithms (\S+)", report) == [("ppo-ewma", "ppo"), ("ppg-ewma", "ppg")]
 
 
+def sigterm_pending(pid):
+    pending = re.search(r"ShdPnd:\s(\w+)", Path(f"/proc/{pid}/status").read_text())[1]
+    return int(pending, 16) >> (signal.SIGTERM - 1) & 1
+
+
 def test_linear_lr_interrupted(runs_dir):
     """Stopped while it trains, a sweep goes on from there."""
     command = [sys.executable, ROOT / "experiments/sweep.py", "linear-lr", "--scale", "smoke", "--seeds", "1"]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen([*command, "--runs-dir", runs_dir, "--workers", "2"], **options)
     runs = runs_of("linear-lr", "smoke", seeds=[1])
-    while not any(state_of(x, runs_dir, {}).name == "running" for x in runs) and process.poll() is None:
+    # One that has printed an iteration: it is far enough to take a signal as a wish to go on later.
+    while not any(state_of(x, runs_dir, {})[1] > 0 for x in runs) and process.poll() is None:
         time.sleep(0.02)
-    # The runs stand still while we look and until the sweep has stopped them, however long that takes.
+    # The runs stand still while we look, and until the sweep, which may stop them one by one, has told them to stop.
     parents = {x.parent.name: x.read_text().rsplit(")", 1)[1].split()[1] for x in Path("/proc").glob("[0-9]*/stat")}
-    children = [int(pid) for pid, parent in parents.items() if parent == str(process.pid)]
+    children = {int(pid) for pid, parent in parents.items() if parent == str(process.pid)}
     assert children
     for pid in children:
         os.kill(pid, signal.SIGSTOP)
     status = sweep("linear-lr", runs_dir, "--seeds", 1, "--status")
     process.send_signal(signal.SIGTERM)
-    for pid in children:
-        while not int(re.search(r"ShdPnd:\s(\w+)", Path(f"/proc/{pid}/status").read_text())[1], 16) >> 14 & 1:
-            time.sleep(0.02)
+    deadline = time.monotonic() + 20  # a sweep that tells nobody is then seen below, not waited for
+    while children and time.monotonic() < deadline:
+        time.sleep(0.02)
+        told = {pid for pid in children if sigterm_pending(pid)}
+        children -= told
+        for pid in told:
+            os.kill(pid, signal.SIGCONT)
     for pid in children:
         os.kill(pid, signal.SIGCONT)
     printed = process.communicate()[0]
