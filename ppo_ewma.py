@@ -515,13 +515,14 @@ def main():
     for iteration in range(state.iteration + 1, num_iterations + 1):
         # (1) Collect: the current network plays and so becomes the behaviour policy of this rollout.
         bar.set_description("collect")
+        obs = torch.empty(args.num_envs, args.num_steps, 64, 64, 3, dtype=torch.uint8)  # [N, T, ...]
         steps, ended = [], []
         _, frame, first = envs.observe()
-        for _ in range(args.num_steps):
-            step = {"obs": torch.from_numpy(frame["rgb"]), "first": torch.from_numpy(first)}  # [N, 64, 64, 3], [N]
+        for t in range(args.num_steps):
+            obs[:, t] = frames = torch.from_numpy(frame["rgb"])
             with torch.no_grad():
-                logits, value = agent(step["obs"].to(device))
-            step |= {"logprobs": logits.log_softmax(-1).cpu(), "value": value.cpu()}
+                logits, value = agent(frames.to(device))
+            step = {"first": torch.from_numpy(first), "logprobs": logits.log_softmax(-1).cpu(), "value": value.cpu()}
             step["action"] = torch.multinomial(step["logprobs"].exp(), 1).squeeze(1)
             envs.act(step["action"].numpy())
             reward, frame, first = envs.observe()
@@ -531,9 +532,8 @@ def main():
             ended += state.episodes[:, first].T.tolist()
             state.episodes[:, first] = 0
             bar.update(args.num_envs)
-        # [N, T, ...]; pop frees the frames of each step once they are copied
-        rollout = {name: torch.stack([x.pop(name) for x in steps], dim=1) for name in list(steps[0])}
-        rollout |= {"next_obs": torch.from_numpy(frame["rgb"]), "next_first": torch.from_numpy(first)}
+        rollout = {name: torch.stack([step[name] for step in steps], dim=1) for name in steps[0]}  # [N, T, ...]
+        rollout |= {"obs": obs, "next_obs": torch.from_numpy(frame["rgb"]), "next_first": torch.from_numpy(first)}
         stats = {}
 
         # (2) Prepare: normalise rewards, estimate advantages and value targets, normalise advantages.
@@ -556,18 +556,20 @@ def main():
 
         # (3) Optimise: epochs over the data in minibatches, each an optimiser step.
         batch = {name: rollout[name].flatten(0, 1) for name in ("obs", "action", "logprobs", "value")}  # [N * T, ...]
-        batch |= {"value_target": value_target.flatten(), "advantage": advantage.flatten().clone()}
+        batch |= {"value_target": value_target.flatten(), "advantage": advantage.flatten()}
+        batch = {name: x.to(device) for name, x in batch.items()}  # once, so that no minibatch waits for a copy
+        advantage = batch["advantage"].clone()
         losses = []
         for epoch in range(args.epochs):
             bar.set_description(f"optimise, epoch {epoch + 1}")
-            for minibatch in minibatches(args.num_envs, args.num_steps, args.num_minibatches):
+            for minibatch in minibatches(args.num_envs, args.num_steps, args.num_minibatches).to(device):
                 if args.adv_norm == "minibatch":  # of the advantages as they were, in each epoch anew
-                    chosen = advantage.flatten()[minibatch]
+                    chosen = advantage[minibatch]
                     batch["advantage"][minibatch] = (chosen - chosen.mean()) / (chosen.std(correction=0) + 1e-8)
                 optimizer.zero_grad()
                 means = 0
                 for micro in minibatch.split(microbatch_size):
-                    mb = {name: x[micro].to(device) for name, x in batch.items()}
+                    mb = {name: x[micro] for name, x in batch.items()}
                     logits, value = agent(mb["obs"])
                     with torch.no_grad():  # EWMA
                         logprobs_prox = state.prox(mb["obs"]).log_softmax(-1)

@@ -509,13 +509,14 @@ def main():
     for iteration in range(state.iteration + 1, num_iterations + 1):
         # (1) Collect: the current network plays and so becomes the behaviour policy of this rollout.
         bar.set_description("collect")
+        obs = torch.empty(args.num_envs, args.num_steps, 64, 64, 3, dtype=torch.uint8)  # [N, T, ...]
         steps, ended = [], []
         _, frame, first = envs.observe()
-        for _ in range(args.num_steps):
-            step = {"obs": torch.from_numpy(frame["rgb"]), "first": torch.from_numpy(first)}  # [N, 64, 64, 3], [N]
+        for t in range(args.num_steps):
+            obs[:, t] = frames = torch.from_numpy(frame["rgb"])
             with torch.no_grad():
-                logits, value = agent(step["obs"].to(device))
-            step |= {"logprobs": logits.log_softmax(-1).cpu(), "value": value.cpu()}
+                logits, value = agent(frames.to(device))
+            step = {"first": torch.from_numpy(first), "logprobs": logits.log_softmax(-1).cpu(), "value": value.cpu()}
             step["action"] = torch.multinomial(step["logprobs"].exp(), 1).squeeze(1)
             envs.act(step["action"].numpy())
             reward, frame, first = envs.observe()
@@ -525,9 +526,8 @@ def main():
             ended += state.episodes[:, first].T.tolist()
             state.episodes[:, first] = 0
             bar.update(args.num_envs)
-        # [N, T, ...]; pop frees the frames of each step once they are copied
-        rollout = {name: torch.stack([x.pop(name) for x in steps], dim=1) for name in list(steps[0])}
-        rollout |= {"next_obs": torch.from_numpy(frame["rgb"]), "next_first": torch.from_numpy(first)}
+        rollout = {name: torch.stack([step[name] for step in steps], dim=1) for name in steps[0]}  # [N, T, ...]
+        rollout |= {"obs": obs, "next_obs": torch.from_numpy(frame["rgb"]), "next_first": torch.from_numpy(first)}
         stats = {}
 
         state.queue.append(rollout)  # STALE: train on the oldest rollout, once it is old enough
@@ -556,25 +556,27 @@ def main():
 
         # (3) Optimise: epochs over the data in minibatches, each an optimiser step.
         batch = {name: rollout[name].flatten(0, 1) for name in ("obs", "action", "logprobs", "value")}  # [N * T, ...]
-        batch |= {"value_target": value_target.flatten(), "advantage": advantage.flatten().clone()}
+        batch |= {"value_target": value_target.flatten(), "advantage": advantage.flatten()}
+        batch = {name: x.to(device) for name, x in batch.items()}  # once, so that no minibatch waits for a copy
+        advantage = batch["advantage"].clone()
         behav = recent = batch["logprobs"]  # STALE: pi_recent is the network as it is now, before the first step
         if args.staleness > 0:  # at 0 it is the behaviour policy, to the bit
             with torch.no_grad():
                 pieces = batch["obs"].split(microbatch_size)
-                recent = torch.cat([agent(obs.to(device))[0].log_softmax(-1).cpu() for obs in pieces])
+                recent = torch.cat([agent(obs)[0].log_softmax(-1) for obs in pieces])
         jobs = {"decoupled": (behav, recent), "behavior": (behav, behav), "recent": (recent, recent)}
         batch["logprobs"], batch["prox"] = jobs[args.staleness_loss]  # to correct for the age, to limit the update
         losses = []
         for epoch in range(args.epochs):
             bar.set_description(f"optimise, epoch {epoch + 1}")
-            for minibatch in minibatches(args.num_envs, args.num_steps, args.num_minibatches):
+            for minibatch in minibatches(args.num_envs, args.num_steps, args.num_minibatches).to(device):
                 if args.adv_norm == "minibatch":  # of the advantages as they were, in each epoch anew
-                    chosen = advantage.flatten()[minibatch]
+                    chosen = advantage[minibatch]
                     batch["advantage"][minibatch] = (chosen - chosen.mean()) / (chosen.std(correction=0) + 1e-8)
                 optimizer.zero_grad()
                 means = 0
                 for micro in minibatch.split(microbatch_size):
-                    mb = {name: x[micro].to(device) for name, x in batch.items()}
+                    mb = {name: x[micro] for name, x in batch.items()}
                     logits, value = agent(mb["obs"])
                     logprobs, logprobs_behav = logits.log_softmax(-1), mb["logprobs"]
                     logp, logp_behav = logp_of(logprobs, mb["action"]), logp_of(logprobs_behav, mb["action"])
