@@ -1,11 +1,15 @@
 """Run a script in a process that ends itself by SIGKILL at a chosen place: python kill.py SCRIPT PLACE COUNT FLAGS...
 
+Without arguments it takes them from standard input, as a JSON list a line, and answers with the exit code of each. It
+has then loaded all that takes long to load, and forks a process for every line.
+
 The places: collect, optimise, auxiliary (at the COUNT-th step there), checkpoint (half of it written), replace
 (written, not yet renamed), replaced (just renamed), log (just before a flush). "memory" kills nothing: it prints the
 anonymous memory after each iteration, and allows COUNT megabytes more than there are when the first one begins.
 """
 
 import io
+import json
 import os
 import re
 import resource
@@ -85,5 +89,17 @@ def main(script, place, count, *flags):
     module.main()
 
 
+def serve():
+    torch.optim.Adam([torch.zeros(1)])  # imports PyTorch's compiler
+    ProcgenGym3Env(1, "chaser").close()  # loads the pictures of all games
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            os.dup2(2, 1)
+            main(*json.loads(line))
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:]) if sys.argv[1:] else serve()

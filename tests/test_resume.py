@@ -1,5 +1,6 @@
 """Killed at any moment, nothing lost: a run that was stopped and resumed ends as the run that was never stopped."""
 
+import json
 import os
 import pickle
 import re
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from pathlib import Path
@@ -46,22 +48,39 @@ def assert_same_run(a, b):
     assert speeds[0] == speeds[1]
 
 
+def wait_for_the_next_second():
+    """TensorBoard orders files by the second of their creation; starting Python would take longer."""
+    time.sleep(1.01 - time.time() % 1)
+
+
 def resume(script, folder, *flags):
-    time.sleep(
-        1.1
-    )  # TensorBoard orders files by the second of their creation; a new process would take longer to start
+    wait_for_the_next_second()
     with command_line(script, ["--resume", folder, *flags]):
         load(script).main()
 
 
-def kill(script, place, count, *flags):
-    command = [sys.executable, str(Path(__file__).parent / "kill.py"), script, place, str(count), *map(str, flags)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == -signal.SIGKILL, (place, result.stdout, result.stderr)
+KILL = [sys.executable, str(Path(__file__).parent / "kill.py")]
+
+
+@pytest.fixture(scope="module")
+def kill():
+    """kill(script, place, count, *flags): run a script in a process that is killed there."""
+    with tempfile.TemporaryFile("w+") as log:
+        server = subprocess.Popen(KILL, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+
+        def kill(*words):
+            wait_for_the_next_second()
+            print(json.dumps([str(word) for word in words]), file=server.stdin, flush=True)
+            if server.stdout.readline() != f"{-signal.SIGKILL}\n":
+                log.seek(0)
+                pytest.fail(f"not killed: {words}\n{log.read()}")
+
+        yield kill
+        server.communicate()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_killed_at_every_place_and_resumed(script, tmp_path):
+def test_killed_at_every_place_and_resumed(script, tmp_path, kill):
     """One run, killed again and again, each time a little further on; a checkpoint every iteration."""
     train(script, tmp_path / "whole", *flags_of(script))
     folder = tmp_path / "killed"
@@ -80,7 +99,7 @@ def test_killed_at_every_place_and_resumed(script, tmp_path):
 
 
 @pytest.mark.parametrize("script", ["ppg_ewma", "staleness"])
-def test_killed_long_after_the_last_checkpoint(script, tmp_path):
+def test_killed_long_after_the_last_checkpoint(script, tmp_path, kill):
     """Logs and buffer are then ahead of the checkpoint: their steps are done again, not doubled."""
     flags = flags_of(script, "--checkpoint-seconds", "1000000")
     train(script, tmp_path / "whole", *flags)
@@ -304,7 +323,7 @@ def test_too_little_room_for_the_buffer_is_a_warning(tmp_path, capsys, monkeypat
 
 
 @pytest.mark.parametrize("script", ["ppg_ewma"])
-def test_the_buffer_elsewhere_is_shared_by_runs_and_goes_when_they_end(script, tmp_path):
+def test_the_buffer_elsewhere_is_shared_by_runs_and_goes_when_they_end(script, tmp_path, kill):
     flags = [*flags_of(script), "--aux-buffer-dir", tmp_path / "scratch"]
     train(script, tmp_path / "whole", *flags_of(script))
     for name in ("a", "b"):  # two runs of the same name, in different folders, both stopped in mid-phase
@@ -320,15 +339,7 @@ def test_the_buffer_elsewhere_is_shared_by_runs_and_goes_when_they_end(script, t
 
 
 def memory(script, allowance, *flags):
-    command = [
-        sys.executable,
-        str(Path(__file__).parent / "kill.py"),
-        script,
-        "memory",
-        str(allowance),
-        *map(str, flags),
-    ]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run([*KILL, script, "memory", str(allowance), *map(str, flags)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return [int(x) for x in re.findall(r"RssAnon (\d+)", result.stdout)]
 
