@@ -1,17 +1,25 @@
 """How fast the scripts are on this machine, against what its matrix multiplications allow.
 
-python experiments/throughput.py            all six scripts, 64 environments x 256 steps, 3 rounds
-python experiments/throughput.py --quick    16 steps instead of 256
+python experiments/throughput.py            64 environments x 256 steps, 3 rounds: an hour and a half on two cores
+python experiments/throughput.py --quick    16 steps instead of 256, 1 round: minutes
 
 In each round everything is measured once, one after the other, so that a noisy moment of the machine hits all alike;
 what is reported is the median over the rounds. Each script runs as it is, in a process of its own, for an iteration;
 PPG for a phase of one iteration, with its auxiliary phase. The ceiling is the rate at which the floating point
 operations of the network's passes alone could be done, at the speed of a large matrix multiplication measured in the
 same round. A forward-backward pass counts as three forward passes, as in the paper (footnote 2).
+
+Columns of the CSV, beside the name:
+  steps_per_second   environment steps in an iteration, over its whole time
+  ceiling_fraction   that, over the ceiling
+  rollout, update    environment steps over the time of either part alone
+  rollout_fraction   time of the rollout's forward passes, measured alone, over the rollout's time
+  peak_anon_gb       most memory that belonged to no file (RssAnon)
+  set_up             seconds from the command to the first environment step
+  time_over_base     time of an iteration over that of the script without EWMA
 """
 
 import argparse
-import csv
 import importlib.util
 import json
 import os
@@ -22,24 +30,41 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import torch
+from procgen import ProcgenGym3Env
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
-NUM_ENVS = 64
 PPG = ["--n-pi", "1", "--no-adjust", "n-pi"]
-# name: (script, flags, forward passes of one network for each environment step, what it is compared with)
+
+
+@dataclass
+class Config:
+    """A script to measure, and how many forward passes of one network it needs for each environment step."""
+
+    script: str
+    rollout: int
+    update: int  # a forward-backward pass is three
+    flags: list = field(default_factory=list)
+    base: str = ""  # what its time is compared with
+
+
 CONFIGS = {
-    "ppo": ("ppo", [], 1 + 3 * 3, None),
-    "ppo_ewma": ("ppo_ewma", [], 1 + 3 * 3 + 3, "ppo"),
-    "ppg_dual": ("ppg", PPG, 2 * (1 + 7 * 3), None),
-    "ppg_detach": ("ppg", [*PPG, "--arch", "detach"], 1 + 7 * 3, None),
-    "ppg_ewma": ("ppg_ewma", PPG, 2 * (1 + 7 * 3) + 1, "ppg_dual"),
-    "staleness": ("staleness", ["--staleness", "1"], 1 + 3 * 3 + 1, None),
+    "ppo": Config("ppo", 1, 3 * 3),
+    "ppo_ewma": Config("ppo_ewma", 1, 3 * 3 + 3, base="ppo"),
+    # PPG: one policy epoch and six auxiliary ones; the pass that notes the policy before those is not counted
+    "ppg_dual": Config("ppg", 2, 2 * 7 * 3, PPG),
+    "ppg_detach": Config("ppg", 1, 7 * 3, [*PPG, "--arch", "detach"]),
+    "ppg_ewma": Config("ppg_ewma", 2, 2 * 7 * 3 + 1, PPG, base="ppg_dual"),
+    "staleness": Config("staleness", 1, 3 * 3 + 1, ["--staleness", "1"]),
 }
+OTHER_SIZES = {"ppo": [16, 256]}  # environments, with fewer or more steps each, to see whether cost is linear
 
 
 def load(script):
@@ -81,7 +106,7 @@ def measure_script(script, flags):
             peak[0] = max(peak[0], anonymous_memory())
 
     module.tqdm, module.ProcgenGym3Env = Bar, Environments
-    thread = threading.Thread(target=watch)
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     sys.argv = [f"{script}.py", *flags]
     with open(os.devnull, "w") as devnull:
@@ -92,63 +117,60 @@ def measure_script(script, flags):
     thread.join()
     end = time.time()
     first_step, marks = marks[0][0], marks[1:]
-    starts = [i for i, (_, description) in enumerate(marks) if description == "collect"]
-    last = marks[starts[-1] :]
-    print(
-        json.dumps(
-            {"first_step": first_step, "rollout": last[1][0] - last[0][0], "total": end - last[0][0], "peak": peak[0]}
-        )
-    )
+    iterations = [i for i, (_, description) in enumerate(marks) if description == "collect"]
+    (begin, _), (collected, _) = marks[iterations[-1] :][:2]
+    print(json.dumps({"first_step": first_step, "rollout": collected - begin, "total": end - begin, "peak": peak[0]}))
 
 
-def measure_machine(device):
-    """Multiply-add operations a second of a large matrix product; frames a second of a forward pass; its operations."""
+def seconds(function, repeat, device):
+    """The least time that a call takes, of five trials with so many calls each."""
 
-    def seconds(function, repeat):
-        function()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        start = time.time()
+    def trial():
+        start = time.perf_counter()
         for _ in range(repeat):
             function()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        return (time.time() - start) / repeat
+        return (time.perf_counter() - start) / repeat
 
-    a, b = (torch.randn(2048, 2048, device=device) for _ in range(2))
-    peak = 2 * 2048**3 / min(seconds(lambda: a @ b, 4) for _ in range(5))
-    agent = load("ppo").Agent([16, 32, 32]).to(device, memory_format=torch.channels_last)
-    obs = torch.randint(256, (NUM_ENVS, 64, 64, 3), dtype=torch.uint8, device=device)
+    trial()
+    return min(trial() for _ in range(5))
+
+
+def measure_machine(args):
+    """Operations a second of a large matrix product; frames a second of a forward pass; operations of that for one."""
+    a, b = (torch.randn(2048, 2048, device=args.device) for _ in range(2))
+    peak = 2 * 2048**3 / seconds(lambda: a @ b, 4, args.device)
+    agent = load("ppo").Agent(args.channels).to(args.device, memory_format=torch.channels_last)
+    obs = torch.randint(256, (args.num_envs, 64, 64, 3), dtype=torch.uint8, device=args.device)
     with torch.no_grad():
         with FlopCounterMode(display=False) as counter:
             agent(obs)
-        forward = NUM_ENVS / min(seconds(lambda: agent(obs), 8) for _ in range(5))
-    return peak, forward, counter.get_total_flops() / NUM_ENVS
+        forward = args.num_envs / seconds(lambda: agent(obs), 8, args.device)
+    return peak, forward, counter.get_total_flops() / args.num_envs
 
 
-def measure_environments():
+def measure_environments(num_envs):
     """Environment steps a second, without any network."""
-    import numpy as np
-    from procgen import ProcgenGym3Env
-
-    envs = ProcgenGym3Env(NUM_ENVS, "starpilot", rand_seed=1)
-    actions = np.random.default_rng(1).integers(15, size=(300, NUM_ENVS))
-    start = time.time()
+    envs = ProcgenGym3Env(num_envs, "starpilot", rand_seed=1)
+    actions = np.random.default_rng(1).integers(15, size=(300, num_envs))
+    start = time.perf_counter()
     for action in actions:
         envs.act(action)
         envs.observe()
-    return actions.size / (time.time() - start)
+    return actions.size / (time.perf_counter() - start)
 
 
-def run(name, num_envs, num_steps, warm_up, device, folder):
-    """One script in a process of its own. The iterations before the last are not timed."""
-    script, flags, _, _ = CONFIGS[name]
-    iterations = 1 + warm_up + (script == "staleness")  # whose first one only collects
-    command = [sys.executable, __file__, "--measure", script, "--env-id", "starpilot", "--num-envs", num_envs]
-    command += ["--num-steps", num_steps, "--total-timesteps", iterations * num_envs * num_steps, "--device", device]
-    command += ["--checkpoint-seconds", 10**9, "--run-dir", Path(folder) / f"{name}-{time.time()}", *flags]
+def measure_run(name, num_envs, args, folder):
+    """One script in a process of its own. Of several iterations the last is timed."""
+    config, num_steps = CONFIGS[name], args.num_steps * args.num_envs // num_envs
+    iterations = 1 + args.quick + (name == "staleness")  # quick: after a warm-up; stale: the first one only collects
+    flags = ["--env-id", "starpilot", "--num-envs", num_envs, "--num-steps", num_steps, "--device", args.device.type]
+    flags += ["--total-timesteps", iterations * num_envs * num_steps, "--channels", *args.channels]
+    flags += ["--checkpoint-seconds", 10**9, "--run-dir", Path(folder) / f"{name}-{time.time()}", *config.flags]
     started = time.time()
-    result = subprocess.run([str(x) for x in command], capture_output=True, text=True)
+    command = [sys.executable, __file__, "--measure", config.script, *map(str, flags)]
+    result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         sys.exit(f"throughput.py: {name} failed: {result.stderr.strip().splitlines()[-1]}")
     result = json.loads(result.stdout)
@@ -156,11 +178,11 @@ def run(name, num_envs, num_steps, warm_up, device, folder):
     return result
 
 
-def measure(args, device, folder):
-    """All rounds: {what: [a value for each round]}."""
+def measure(args, folder):
+    """All rounds: {what: [a value for each round]}, where what is a word, or a name, environments and a column."""
     values = {}
-    num_steps = 16 if args.quick else 256
-    runs = [(name, NUM_ENVS) for name in CONFIGS] + [("ppo", 16), ("ppo", 256)]
+    runs = [(name, args.num_envs) for name in CONFIGS]
+    runs += [(name, num_envs) for name, sizes in OTHER_SIZES.items() for num_envs in sizes]
     progress = tqdm(total=args.rounds * (2 + len(runs)), disable=not sys.stderr.isatty())
 
     def note(what, value):
@@ -172,69 +194,65 @@ def measure(args, device, folder):
 
     for _ in range(args.rounds):
         tell("machine")
-        peak, forward, operations = measure_machine(device)
+        peak, forward, operations = measure_machine(args)
         note("peak", peak)
         note("forward", forward)
         tell("environments")
-        note("environments", measure_environments())
+        note("environments", measure_environments(args.num_envs))
         for name, num_envs in runs:
-            tell(name)
-            # The same number of steps for every number of environments, so that all do the same work.
-            result = run(name, num_envs, num_steps * NUM_ENVS // num_envs, args.quick, device.type, folder)
-            key, steps = (name, num_envs), num_steps * NUM_ENVS
-            note((*key, "total"), result["total"])
-            note((*key, "steps_per_second"), steps / result["total"])
-            note((*key, "rollout"), steps / result["rollout"])
-            note((*key, "update"), steps / (result["total"] - result["rollout"]))
-            note((*key, "ceiling_fraction"), steps / result["total"] * CONFIGS[name][2] * operations / peak)
-            note((*key, "rollout_fraction"), steps / result["rollout"] / forward)
-            note((*key, "peak_anon_gb"), result["peak"] / 1e9)
-            note((*key, "set_up"), result["set_up"])
+            tell(f"{name}, {num_envs} environments")
+            result = measure_run(name, num_envs, args, folder)
+            config, steps = CONFIGS[name], args.num_steps * args.num_envs  # the same work for any number of them
+            columns = {
+                "steps_per_second": steps / result["total"],
+                "ceiling_fraction": steps / result["total"] * (config.rollout + config.update) * operations / peak,
+                "rollout": steps / result["rollout"],
+                "update": steps / (result["total"] - result["rollout"]),
+                "rollout_fraction": steps / result["rollout"] * config.rollout / forward,
+                "peak_anon_gb": result["peak"] / 1e9,
+                "set_up": result["set_up"],
+                "total": result["total"],
+            }
+            for column, value in columns.items():
+                note((name, num_envs, column), value)
     progress.close()
     return values
 
 
-def table(values):
+def table(values, num_envs):
     """A row for each script, of medians over the rounds."""
     rows = []
-    for name, (_, _, _, base) in CONFIGS.items():
-        columns = [
-            "steps_per_second",
-            "ceiling_fraction",
-            "rollout",
-            "update",
-            "rollout_fraction",
-            "peak_anon_gb",
-            "set_up",
-        ]
-        row = {"name": name} | {x: statistics.median(values[name, NUM_ENVS, x]) for x in columns}
-        pairs = zip(values[name, NUM_ENVS, "total"], values[base or name, NUM_ENVS, "total"], strict=True)
+    for name, config in CONFIGS.items():
+        columns = [column for key in values if key[:2] == (name, num_envs) for column in key[2:] if column != "total"]
+        row = {"name": name} | {x: statistics.median(values[name, num_envs, x]) for x in columns}
+        pairs = zip(values[name, num_envs, "total"], values[config.base or name, num_envs, "total"], strict=True)
         row["time_over_base"] = statistics.median(mine / other for mine, other in pairs)
         rows.append(row)
     return rows
 
 
-def report(values, rows, device):
-    peaks = values["peak"]
-    print(f"device {device}, {torch.get_num_threads()} threads; {len(peaks)} rounds, medians")
-    low, middle, high = (f(peaks) / 1e9 for f in (min, statistics.median, max))
-    print(f"matrix multiplication {middle:,.0f} GFLOP/s ({low:,.0f} to {high:,.0f})")
-    print(f"environments alone {statistics.median(values['environments']):,.0f} steps/s")
-    print(f"forward pass alone {statistics.median(values['forward']):,.0f} frames/s\n")
-    headings = ["script", "steps/s", "of the ceiling", "rollout steps/s", "of the forward pass", "update steps/s"]
+def report(values, rows, args):
+    def spread(name):
+        low, middle, high = (f(values[name]) for f in (min, statistics.median, max))
+        return f"{middle:,.0f} ({low:,.0f} to {high:,.0f})"
+
+    values["gigaflops"] = [x / 1e9 for x in values["peak"]]
+    print(f"device {args.device}, {torch.get_num_threads()} CPU threads; {args.rounds} rounds, medians")
+    print(f"matrix multiplication {spread('gigaflops')} GFLOP/s")
+    print(f"environments alone {spread('environments')} steps/s, forward pass alone {spread('forward')} frames/s\n")
+    headings = ["script", "steps/s", "of the ceiling", "rollout steps/s", "of its forward passes", "update steps/s"]
     headings += ["time / base", "peak memory", "first step after"]
     print(f"| {' | '.join(headings)} |")
     print("|---" * len(headings) + "|")
     for row in rows:
-        # In the dual network and with a value network of its own, a rollout's forward pass is two.
-        passes = 2 if row["name"] in ("ppg_dual", "ppg_ewma") else 1
         print(
             f"| {row['name']} | {row['steps_per_second']:.0f} | {row['ceiling_fraction']:.0%} | {row['rollout']:.0f} "
-            f"| {passes * row['rollout_fraction']:.0%} | {row['update']:.0f} | {row['time_over_base']:.3f} "
+            f"| {row['rollout_fraction']:.0%} | {row['update']:.0f} | {row['time_over_base']:.3f} "
             f"| {row['peak_anon_gb']:.2f} GB | {row['set_up']:.1f} s |"
         )
-    rates = {n: statistics.median(values["ppo", n, "steps_per_second"]) for n in (16, 64, 256)}
-    print("\nPPO at " + ", ".join(f"{n} environments {rate:.0f} steps/s" for n, rate in rates.items()))
+    for name, sizes in OTHER_SIZES.items():
+        rates = {n: statistics.median(values[name, n, "steps_per_second"]) for n in sorted([*sizes, args.num_envs])}
+        print(f"\n{name}: " + ", ".join(f"{n} environments {rate:.0f} steps/s" for n, rate in rates.items()))
 
 
 def plot(rows, file):
@@ -256,31 +274,45 @@ def plot(rows, file):
     figure.savefig(file, dpi=200)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="16 steps instead of 256, after a warm-up iteration")
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of everything (3)")
+def parse_args():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS
+    )
+    parser.add_argument("--quick", action="store_true", help="16 steps instead of 256, after a warm-up; 1 round")
+    parser.add_argument("--rounds", type=int, help="measurements of everything (3)")
+    parser.add_argument("--num-envs", type=int, default=64, help="environments (64)")
+    parser.add_argument("--num-steps", type=int, help="steps of each in an iteration (256)")
+    parser.add_argument("--channels", type=int, nargs=3, default=[16, 32, 32], help="widths of the network (16 32 32)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if there is one")
     parser.add_argument("--csv", metavar="FILE", help="write the table here")
     parser.add_argument("--plot", metavar="FILE", help="draw it as bars")
     args = parser.parse_args()
+    args.rounds = args.rounds if args.rounds is not None else 1 if args.quick else 3
+    args.num_steps = args.num_steps if args.num_steps is not None else 16 if args.quick else 256
     for flag, file in (("--csv", args.csv), ("--plot", args.plot)):
-        if file and not Path(file).parent.is_dir():
-            parser.error(f"{flag} {file}: there is no folder {Path(file).parent}")
-    if args.rounds < 1:
-        parser.error(f"--rounds {args.rounds}: must be 1 or more")
+        if file and not os.access(Path(file).parent, os.W_OK):
+            parser.error(f"{flag} {file}: cannot be written there")
+    for flag in ("rounds", "num_envs", "num_steps"):
+        if vars(args)[flag] < 1:
+            parser.error(f"--{flag.replace('_', '-')} {vars(args)[flag]}: must be 1 or more")
+    if min(args.channels) < 1:
+        parser.error("--channels: must be 1 or more")
+    if args.num_envs * args.num_steps % max(sum(OTHER_SIZES.values(), [1])):
+        parser.error(f"--num-envs {args.num_envs} x --num-steps {args.num_steps}: must be a multiple of 256 in all")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch finds no CUDA device; use cpu or auto")
-    device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
+    args.device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
+    return args
+
+
+def main():
+    args = parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        values = measure(args, device, folder)
-    rows = table(values)
-    report(values, rows, device)
+        values = measure(args, folder)
+    rows = table(values, args.num_envs)
+    report(values, rows, args)
     if args.csv:
-        with open(args.csv, "w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        pd.DataFrame(rows).to_csv(args.csv, index=False, float_format="%.4g")
     if args.plot:
         plot(rows, args.plot)
 

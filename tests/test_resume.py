@@ -244,7 +244,8 @@ def test_two_processes_never_write_into_one_folder(tmp_path, capsys):
     try:
         while "iteration 1:" not in process.stdout.readline():
             assert process.poll() is None
-        for flags, said in [(["--resume"], "another process is writing there"), ([*TINY, "--run-dir"], "not empty")]:
+        again = ["--total-timesteps", "6400", "--resume"]  # if nothing stops it, it comes to an end
+        for flags, said in [(again, "another process is writing there"), ([*TINY, "--run-dir"], "not empty")]:
             with pytest.raises(SystemExit) as stop, command_line("ppo", [*flags, tmp_path / "run"]):
                 load("ppo").main()
             assert stop.value.code == 2 and said in capsys.readouterr().err

@@ -1,0 +1,77 @@
+"""experiments/throughput.py: that it counts the right operations, and from end to end at a tiny size."""
+
+import sys
+
+import pandas as pd
+import pytest
+from helpers import ROOT, command_line, load
+from torch.utils.flop_counter import FlopCounterMode
+
+sys.path.insert(0, str(ROOT / "experiments"))
+import throughput  # noqa: E402
+
+
+def operations_by_hand(channels):
+    """Two for each weight of a 3 x 3 convolution and each place it is applied at; and of the three dense layers."""
+    total, width, side = 0, 3, 64
+    for out in channels:
+        total += 2 * 9 * width * out * side**2
+        side //= 2
+        total += 4 * 2 * 9 * out * out * side**2
+        width = out
+    return total + 2 * (width * side**2 * 256 + 256 * 15 + 256)
+
+
+@pytest.mark.parametrize("name", throughput.CONFIGS)
+def test_the_ceiling_counts_the_passes_that_a_script_makes(name, tmp_path):
+    config = throughput.CONFIGS[name]
+    flags = "--num-envs 2 --num-steps 16 --num-minibatches 2 --device cpu --checkpoint-seconds 1000".split()
+    flags += [*config.flags, "--total-timesteps", "32" if name != "staleness" else "64", "--run-dir", tmp_path / "run"]
+    with command_line(config.script, flags), FlopCounterMode(display=False) as counter:
+        load(config.script).main()
+    passes = counter.get_total_flops() / 32 / operations_by_hand([16, 32, 32])
+    # Beside what is counted: the value of the last observation, 1/16 of a rollout; in PPG the pass that notes the
+    # policy, for staleness the rollout of the iteration that only collects. The first layer has no gradient of its
+    # input, which is 2% of a forward-backward pass less.
+    beside = config.rollout / 16 + ("ppg" in name) + (name == "staleness") * (1 + 1 / 16)
+    assert passes == pytest.approx(config.rollout + config.update + beside, rel=0.03)
+
+
+def test_from_end_to_end(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(throughput, "CONFIGS", {name: throughput.CONFIGS[name] for name in ("ppo", "ppo_ewma")})
+    monkeypatch.setattr(throughput, "OTHER_SIZES", {"ppo": [2]})
+    flags = "--quick --num-envs 4 --num-steps 16 --channels 2 2 2 --device cpu".split()
+    files = ["--csv", tmp_path / "table.csv", "--plot", tmp_path / "bars.png"]
+    with command_line("throughput", [*flags, *files]):
+        throughput.main()
+    printed = capsys.readouterr().out
+    assert "| ppo_ewma |" in printed and "ppo: 2 environments" in printed
+    table = pd.read_csv(tmp_path / "table.csv").set_index("name")
+    assert list(table.index) == ["ppo", "ppo_ewma"]
+    assert (table > 0).all(axis=None) and table["time_over_base"]["ppo"] == 1
+    peak = float(printed.split("matrix multiplication ")[1].split()[0]) * 1e9
+    ceiling = peak / operations_by_hand([2, 2, 2]) / pd.Series({"ppo": 10, "ppo_ewma": 13})
+    assert (table["steps_per_second"] / ceiling).to_list() == pytest.approx(
+        table["ceiling_fraction"].to_list(), rel=0.1
+    )
+    whole = 1 / (1 / table["rollout"] + 1 / table["update"])
+    assert whole.to_list() == pytest.approx(table["steps_per_second"].to_list(), rel=0.01)
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--rounds 0", "--rounds 0: must be 1 or more"),
+        ("--num-envs 3", "--num-envs 3 x --num-steps 256: must be a multiple of 256 in all"),
+        ("--channels 1 0 1", "--channels: must be 1 or more"),
+        ("--csv /nowhere/table.csv", "--csv /nowhere/table.csv: cannot be written there"),
+        ("--device cuda", "--device cuda: PyTorch finds no CUDA device; use cpu or auto"),
+    ],
+)
+def test_bad_input(flags, message, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with command_line("throughput", flags.split()), pytest.raises(SystemExit) as end:
+        throughput.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"throughput.py: error: {message}\n"
