@@ -4,7 +4,8 @@ Without arguments it takes them from standard input, as a JSON list a line, and 
 has then loaded all that takes long to load, and forks a process for every line.
 
 The places: collect, optimise, auxiliary (at the COUNT-th step there), checkpoint (half of it written), replace
-(written, not yet renamed), replaced (just renamed), log (just before a flush). "memory" kills nothing: it prints the
+(written, not yet renamed), replaced (just renamed), log (just before a flush), unsaved (at the COUNT-th environment
+step, with no checkpoint written up to there, as on a full disk). "memory" kills nothing: it prints the
 anonymous memory after each iteration, and allows COUNT megabytes more than there are when the first one begins.
 """
 
@@ -74,6 +75,9 @@ def main(script, place, count, *flags):
         replace(os, "replace", instead=lambda original, *args: (original(*args), countdown()))
     elif place == "log":
         replace(SummaryWriter, "flush", before=countdown)
+    elif place == "unsaved":
+        replace(module.Run, "save", instead=lambda original, run: False)
+        replace(ProcgenGym3Env, "act", before=countdown)
     elif place == "memory":
 
         def limit(start, *args):

@@ -109,6 +109,16 @@ def test_killed_long_after_the_last_checkpoint(script, tmp_path, kill):
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
 
+def test_killed_in_a_phase_with_a_checkpoint_of_the_one_before(tmp_path, kill):
+    """The frames of both phases are needed then, the earlier ones for the resume."""
+    train("ppg_ewma", tmp_path / "whole", *flags_of("ppg_ewma"))
+    kill("ppg_ewma", "collect", 12, *flags_of("ppg_ewma"), "--run-dir", tmp_path / "killed")  # in iteration 2 of 5
+    kill("ppg_ewma", "unsaved", 20, "--resume", tmp_path / "killed")  # in iteration 4; a phase is two
+    assert checkpoint(tmp_path / "killed")["iteration"] == 1
+    resume("ppg_ewma", tmp_path / "killed")
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_say_how_to_go_on(number, code, tmp_path):
     flags = [*TINY, "--total-timesteps", "100000"]
