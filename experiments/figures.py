@@ -1,10 +1,13 @@
-"""Draw an experiment of the paper from its runs, finished or still running; or advise on single runs.
+"""Draw an experiment of the paper from its runs, finished or still running; draw any runs; or advise on them.
 
 python experiments/figures.py batch-size             figures (PNG, SVG), numbers (CSV), tables and tests (Markdown)
+python experiments/figures.py curves PPO="runs/*__ppo__*" EWMA="runs/*__ppo_ewma__*"
+                                                     learning curves of runs of any script: figure, numbers, table
 python experiments/figures.py advice runs/RUN ...    section 6.2 of the paper, applied to runs of any script
 """
 
 import argparse
+import glob
 import sys
 import textwrap
 from pathlib import Path
@@ -16,7 +19,7 @@ try:
     import pandas as pd
     from advice import advise
     from catalogue import EXPERIMENTS, SCALES, runs_of
-    from curves import Results, final_window, find_runs, read_scalars, return_range
+    from curves import RETURN, Results, final_window, find_runs, read_scalars, return_range
     from matplotlib.ticker import EngFormatter, MaxNLocator
     from report import report
 except ImportError as error:
@@ -455,6 +458,76 @@ def draw(args):
         fail(f"{folder}: cannot be written ({error.strerror})")
 
 
+def read_curves(label, pattern):
+    """Learning curves as a table of label, run, step and return: of the runs that match, or out of such a file."""
+    if pattern.endswith(".csv"):
+        try:
+            table = pd.read_csv(pattern, comment="#").assign(label=label)
+            return table[["label", "run", "step", "return"]].assign(measured=False)
+        except (OSError, ValueError, KeyError) as error:
+            fail(f"{label}={pattern}: cannot be read as a table of run, step and return ({error})")
+    tables = []
+    for folder in sorted(glob.glob(pattern)):
+        scalars, damaged = read_scalars(folder, [RETURN])
+        for name in damaged:
+            print(f"note: {Path(folder, name)}: is damaged; showing what can be read of it")
+        curve = scalars[RETURN]
+        if len(curve):
+            kept = curve[np.unique(np.linspace(0, len(curve) - 1, 200).round().astype(int))]
+            columns = {"label": label, "run": Path(folder).name, "step": kept[:, 0], "return": kept[:, 1]}
+            tables.append(pd.DataFrame(columns))
+    if not tables:
+        fail(f"{label}={pattern}: no run with a finished episode is there")
+    return pd.concat(tables).assign(measured=True)
+
+
+def draw_runs(args):
+    """Learning curves of any runs: mean and range over those of a label; points out of a file as crosses."""
+    for pair in args.curves:
+        if "=" not in pair:
+            fail(f"{pair}: must be LABEL=RUNS, the runs being a pattern of folders or a CSV file")
+    table = pd.concat([read_curves(*pair.split("=", 1)) for pair in args.curves], ignore_index=True)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(WIDTH, 3), layout="constrained")
+        for (label, group), colour in zip(table.groupby("label", sort=False), COLOURS, strict=False):
+            if not group["measured"].all():
+                axes.plot(group["step"], group["return"], "x", color="black", label=label, zorder=3)
+                continue
+            runs = group.pivot(index="step", columns="run", values="return").interpolate(limit_area="inside").dropna()
+            number = runs.shape[1]
+            axes.plot(runs.index, runs.mean(axis=1), color=colour, label=f"{label} ({number} run{'s' * (number != 1)})")
+            axes.fill_between(runs.index, runs.min(axis=1), runs.max(axis=1), color=colour, alpha=0.15, linewidth=0)
+        axes.set(xlabel="environment steps", ylabel="return, last 100 episodes")
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.legend()
+        try:
+            Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(f"{args.out}.png")
+            figure.savefig(f"{args.out}.svg", metadata={"Date": None})
+            write_csv(table[table["measured"]].drop(columns="measured").astype({"step": int}), f"{args.out}.csv")
+            Path(f"{args.out}.md").write_text(table_of_returns(table))
+        except OSError as error:
+            fail(f"--out {args.out}: cannot be written ({error.strerror})")
+        plt.close(figure)
+    print(f"{args.out}.png, .svg, .md")
+
+
+def table_of_returns(table):
+    """Return of every run at some steps: those of a file if there is one, else quarters of the shortest run."""
+    given = sorted(set(table.loc[~table["measured"], "step"]))
+    end = table[table["measured"]].groupby(["label", "run"])["step"].max().min()
+    steps = given or [end * quarter // 4 for quarter in (1, 2, 3, 4)]
+    lines = [f"| | {' | '.join(f'{x:,.0f} steps' for x in steps)} |", "|---" * (1 + len(steps)) + "|"]
+    for label, group in table.groupby("label", sort=False):
+        cells = []
+        for step in steps:
+            runs = [np.interp(step, run["step"], run["return"], right=np.nan) for _, run in group.groupby("run")]
+            cells.append(" / ".join(f"{x:.1f}" for x in runs if not np.isnan(x)))
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def parse_args():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS
@@ -465,6 +538,10 @@ def parse_args():
         add("--scale", choices=SCALES, help="default: the largest there is")
         add("--runs-dir", default="runs", help="as given to sweep.py; default: runs")
         add("--out", help="folder for the results; default: RUNS_DIR/NAME/SCALE/figures")
+    help = "draw learning curves of any runs"
+    add = commands.add_parser("curves", usage=argparse.SUPPRESS, help=help).add_argument
+    add("curves", nargs="+", metavar="LABEL=RUNS", help="a pattern of run folders, or a CSV file (run, step, return)")
+    add("--out", default="curves", help="path of the results, without the ending; default: curves")
     help = "advise on runs: clipping, epochs, advantage normalisation"
     add = commands.add_parser("advice", usage=argparse.SUPPRESS, help=help).add_argument
     add("runs", nargs="+", metavar="RUN", help="folder of a run")
@@ -474,6 +551,9 @@ def parse_args():
 def main():
     matplotlib.use("Agg")
     args = parse_args()
+    if args.name == "curves":
+        draw_runs(args)
+        return
     if args.name != "advice":
         draw(args)
         return

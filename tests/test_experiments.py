@@ -346,6 +346,30 @@ def test_bad_words(words, message, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_curves_of_any_runs(tmp_path):
+    for label, slope in (("a", 1), ("b", 2)):
+        for seed in (1, 2):
+            writer = SummaryWriter(tmp_path / f"{label}_{seed}")
+            for step in range(100, 1001, 100):
+                writer.add_scalar(RETURN, slope * step + seed, step)
+            writer.close()
+    (tmp_path / "theirs.csv").write_text("# a comment\nrun,step,return\n1,250,3\n1,950,4\n")
+    words = [f"A={tmp_path}/a_*", f"B={tmp_path}/b_2", f"theirs={tmp_path}/theirs.csv"]
+    run(figures_program, "curves", *words, "--out", tmp_path / "out" / "all")
+    table = pd.read_csv(tmp_path / "out" / "all.csv")
+    assert len(table) == 30 and set(table["run"]) == {"a_1", "a_2", "b_2"} and set(table["label"]) == {"A", "B"}
+    assert table[(table["run"] == "a_2") & (table["step"] == 300)]["return"].item() == 302
+    assert (tmp_path / "out" / "all.md").read_text() == (
+        "| | 250 steps | 950 steps |\n|---|---|---|\n| A | 251.0 / 252.0 | 951.0 / 952.0 |\n"
+        "| B | 502.0 | 1902.0 |\n| theirs | 3.0 | 4.0 |\n"
+    )
+    text = check_picture(tmp_path / "out" / "all.png", "#E69F00")
+    assert "A (2 runs)" in text and "B (1 run)" in text and "theirs" in text
+    for words, message in [("A", "must be LABEL=RUNS"), (f"A={tmp_path}/c_*", "no run with a finished episode")]:
+        printed = run(figures_program, "curves", words, code=2)
+        assert message in printed and printed.count("\n") == 1
+
+
 def test_advice(tmp_path):
     """On a run made to go wrong in all three ways, on one that is fine, and on none."""
     flags = {"epochs": 3, "clip_coef": 0.2, "learning_rate": 0.5, "adv_norm": "iteration", "no_adjust": ["adv-norm"]}
