@@ -10,6 +10,8 @@ import struct
 import subprocess
 import sys
 import termios
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import update_readme
@@ -283,3 +285,30 @@ def test_every_file_and_line_that_the_readme_names_exists():
         assert re.search(rf"\b(def|class) {name}\b", (ROOT / script).read_text()), (script, name)
     for path in re.findall(r"\]\((?!http|#)([^)#]+)\)", README):
         assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_procgen_gets_what_the_flags_say(script, tmp_path):
+    class Enough(Exception):
+        pass
+
+    flags = "--env-id maze --distribution-mode memory --num-levels 7 --start-level 3 --seed 9 --num-envs 16".split()
+    with mock.patch.object(load(script), "ProcgenGym3Env", side_effect=Enough) as made:
+        with command_line(script, [*flags, "--run-dir", tmp_path / "run"]), pytest.raises(Enough):
+            load(script).main()
+    options = {"distribution_mode": "memory", "num_levels": 7, "start_level": 3, "rand_seed": 9}
+    made.assert_called_once_with(16, "maze", **options)
+
+
+def test_the_last_100_episodes_are_the_last_100():
+    module = load("ppo")
+    run = object.__new__(module.Run)
+    run.state = SimpleNamespace(recent=[[float(x), 10.0] for x in range(90)], unlogged=[])
+    run.steps, run.total, run.resumed_at, run.started, run.last_iteration, run.last_save = 8, 80, 0, 0, 0, 1e18
+    run.args, run.bar = SimpleNamespace(checkpoint_seconds=0), mock.Mock(disable=False)
+    with mock.patch.object(module.Run, "write_logs"):
+        run.end_iteration(1, {}, [[float(x), 20.0] for x in range(1000, 1030)])
+    (step, stats) = run.state.unlogged[0]
+    assert step == 8 and stats["episodes/return"] == 1014.5 and stats["episodes/length"] == 20
+    assert stats["last_100_episodes/return"] == pytest.approx((sum(range(20, 90)) + sum(range(1000, 1030))) / 100)
+    assert stats["last_100_episodes/length"] == pytest.approx(13)

@@ -194,3 +194,34 @@ def test_switches_do_something(script, tmp_path):
         for more in [(), ("--kl-coef", "3")]
     }
     assert kl["--kl-coef", "3"] < kl[()]
+
+
+def test_the_ratio_is_capped_at_100_on_stale_data_only(tmp_path):
+    module = load("staleness")
+    for staleness, most in [(0, float("inf")), (1, 100)]:
+        with mock.patch.object(module, "cap_ratio", side_effect=module.cap_ratio) as cap:
+            train("staleness", tmp_path / str(staleness), *TINY, "--staleness", staleness)
+        assert {call.args[2] for call in cap.call_args_list} == {most}
+
+
+def test_minibatch_normalisation_is_of_the_advantages_as_estimated(tmp_path):
+    """Not of those that an earlier epoch has normalised in other minibatches."""
+    module, seen = load("ppo"), {"gae": [], "minibatches": [], "policy_loss": []}
+
+    def recorded(name):
+        original = getattr(module, name)
+
+        def function(*args):
+            result = original(*args)
+            seen[name].append(args[2].clone() if name == "policy_loss" else result.clone())
+            return result
+
+        return mock.patch.object(module, name, function)
+
+    flags = [*TINY, "--total-timesteps", "32", "--adv-norm", "minibatch", "--epochs", "3"]
+    with recorded("gae"), recorded("minibatches"), recorded("policy_loss"):
+        train("ppo", tmp_path, *flags)
+    chosen = [seen["gae"][0].flatten()[rows].double() for epoch in seen["minibatches"] for rows in epoch]
+    assert len(chosen) == len(seen["policy_loss"]) == 6
+    for x, used in zip(chosen, seen["policy_loss"], strict=True):
+        assert torch.allclose(used.double(), (x - x.mean()) / x.std(correction=0), atol=1e-5)
