@@ -86,7 +86,7 @@ def number(kind, low, high=math.inf):
 def parse_args():
     """The flags, and the checkpoint to go on from or None."""
     parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0],
+        description=f"{SCRIPT}.py: {__doc__.splitlines()[0]}",
         usage=argparse.SUPPRESS,  # forty flags; an error is one line
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -121,7 +121,7 @@ def parse_args():
     add("--vf-coef", type=nonnegative, default=0.5, help="weight of the value loss")
     add("--ent-coef", type=nonnegative, default=0.01, help="weight of the entropy bonus")
     add("--clip-vloss", action="store_true", help="also limit the value update, to --clip-coef")
-    add("--target-kl", type=nonnegative, help="leave out the remaining epochs once the KL exceeds this")
+    add("--target-kl", type=nonnegative, help="leave out the remaining epochs once the KL after one exceeds this")
     add("--adv-norm", choices=["iteration", "minibatch", "none"], default="iteration", help="advantage normalisation")
     add("--reward-norm", action=argparse.BooleanOptionalAction, default=True, help="reward normalisation")
     add("--channels", type=count, nargs=3, default=[16, 32, 32], help="widths of the network; smaller for a CPU")
@@ -129,9 +129,9 @@ def parse_args():
 
     add = parser.add_argument_group("batch size").add_argument
     add("--reference-num-envs", type=count, default=256, help="number of environments that the flags are stated for")
-    add("--no-adjust", nargs="+", default=[], metavar="NAME", help="use as stated: lr, adv-norm, prox or n-pi")
+    add("--no-adjust", nargs="+", default=[], metavar="NAME", help="leave these as stated; names as printed")
     add("--lr-rule", choices=["sqrt", "linear"], default="sqrt", help="how the step size is adjusted (appendix D)")
-    add("--adjust-betas", choices=["none", "beta2", "both"], default="none", help="adjust Adam's, too (appendix E)")
+    add("--adjust-betas", choices=["none", "beta2", "both"], default="none", help="Adam's betas, too (appendix E)")
 
     args, saved = parser.parse_args(), None
     if args.resume:
@@ -166,11 +166,11 @@ def adjust_for_batch_size(args):
     Returns a table of values, as stated for the reference and as used here.
     """
     c = args.reference_num_envs / args.num_envs  # batches are c times smaller than the reference's
-    step_size_divisor, rule = {"sqrt": (math.sqrt(c), "/ sqrt(c)"), "linear": (c, "/ c")}[args.lr_rule]
+    divisor, rule = (math.sqrt(c), "/ sqrt(c)") if args.lr_rule == "sqrt" else (c, "/ c")
     table = {
         # name: (what it is, stated, in use, rule)
         "prox": ("proximal policy's centre of mass (steps)", args.prox_com, args.prox_com * c, "* c"),  # EWMA
-        "lr": ("Adam step size", args.learning_rate, args.learning_rate / step_size_divisor, rule),
+        "lr": ("Adam step size", args.learning_rate, args.learning_rate / divisor, rule),
         "adv-norm": ("advantage-normalisation span (iterations)", 1, max(1, c), "* c, at least 1"),
     }
     if args.adv_norm != "iteration":
@@ -178,7 +178,8 @@ def adjust_for_batch_size(args):
     for name in args.no_adjust:
         if name not in table:
             fail(f"--no-adjust {name}: there are {', '.join(table)} to choose from")
-        table[name] = (*table[name][:2], table[name][1], f"kept: --no-adjust {name}")
+        what, stated, _, _ = table[name]
+        table[name] = (what, stated, stated, f"kept: --no-adjust {name}")
     for name, beta, adjusted in [("beta1", 0.9, ["both"]), ("beta2", 0.999, ["beta2", "both"])]:
         adjust = args.adjust_betas in adjusted
         table[name] = (f"Adam {name}", beta, beta ** (1 / c) if adjust else beta, "to the 1/c" if adjust else "kept")
@@ -186,7 +187,7 @@ def adjust_for_batch_size(args):
 
 
 def scaled(layer, norm):
-    """PyTorch's initialisation, but with all output rows of the weight scaled to one L2 norm, and no bias."""
+    """PyTorch's initialisation, with the weights of each output scaled to have this L2 norm, and no bias."""
     with torch.no_grad():
         rows = layer.weight.flatten(1)  # a view
         rows *= norm / rows.norm(dim=1, keepdim=True)
@@ -239,7 +240,8 @@ class Agent(nn.Module):
 def normalise_rewards(reward, first, discounted, moments):
     """Divide rewards [N, T] by the standard deviation of the discounted return over the run, this rollout included.
 
-    discounted [N]: every environment's return so far. moments: count, mean and variance of all such returns.
+    discounted [N]: every environment's return so far, with a discount of its own, 0.99. moments: count, mean and
+    variance of all such returns.
     """
     returns = []
     for t in range(reward.shape[1]):
@@ -254,7 +256,7 @@ def normalise_rewards(reward, first, discounted, moments):
 
 
 def gae(reward, value, first, gamma, gae_lambda):
-    """Generalised advantage estimation. reward [N, T]; value, first [N, T + 1]: of the observation at the end, too."""
+    """Generalised advantage estimation. reward [N, T]; value, first [N, T + 1]: one more, after the last step."""
     advantage, running = torch.zeros_like(reward), torch.zeros(len(reward))
     for t in reversed(range(reward.shape[1])):
         alive = 1 - first[:, t + 1].float()  # 0 if step t ended its episode: nothing comes back from the next one
@@ -320,7 +322,8 @@ def value_loss(value, old_value, value_target, clip):
 
 
 def update_ewma(prox, policy, weight, com, decay):
-    """EWMA: appendix A. Average the policy's weights into prox; returns the terms' total weight and their mean age."""
+    """EWMA: appendix A. Average the policy's parameters into prox, where what was averaged so far has this total weight
+    and this mean age (com, its centre of mass) in steps. Returns both, updated."""
     new_weight = 1 + decay * weight
     with torch.no_grad():
         for p, q in zip(prox.parameters(), policy.parameters(), strict=True):
@@ -466,8 +469,12 @@ def announce(args, adjusted, agent, device, microbatch_size, num_iterations):
     for name, row in {"NAME": ("WHAT", "STATED", "IN USE", "RULE"), **adjusted}.items():
         what, stated, used, rule = (x if isinstance(x, str) else f"{x:.6g}" for x in row)
         print(f"  {name:<12} {what:<42} {stated:>8} {used:>10}  {rule}")
+    if args.num_envs == args.reference_num_envs:
+        return
     if args.epochs > 1:
         print(f"  but {args.epochs} epochs: the paper claims invariance for one policy epoch only (section 4)")
+    if "prox" not in adjusted:
+        print("  but no EWMA: the paper claims invariance for PPO-EWMA and PPG-EWMA (section 4)")
     if args.adv_norm == "minibatch":
         print("  but --adv-norm minibatch: its statistics depend on the batch size, and nothing makes up for that")
     if args.num_envs > args.reference_num_envs:
@@ -519,7 +526,8 @@ def main():
         steps, ended = [], []
         _, frame, first = envs.observe()
         for t in range(args.num_steps):
-            obs[:, t] = frames = torch.from_numpy(frame["rgb"])
+            frames = torch.from_numpy(frame["rgb"])
+            obs[:, t] = frames
             with torch.no_grad():
                 logits, value = agent(frames.to(device))
             step = {"first": torch.from_numpy(first), "logprobs": logits.log_softmax(-1).cpu(), "value": value.cpu()}
@@ -558,13 +566,13 @@ def main():
         batch = {name: rollout[name].flatten(0, 1) for name in ("obs", "action", "logprobs", "value")}  # [N * T, ...]
         batch |= {"value_target": value_target.flatten(), "advantage": advantage.flatten()}
         batch = {name: x.to(device) for name, x in batch.items()}  # once, so that no minibatch waits for a copy
-        advantage = batch["advantage"].clone()
+        raw_advantage = batch["advantage"].clone()
         losses = []
         for epoch in range(args.epochs):
             bar.set_description(f"optimise, epoch {epoch + 1}")
             for minibatch in minibatches(args.num_envs, args.num_steps, args.num_minibatches).to(device):
                 if args.adv_norm == "minibatch":  # of the advantages as they were, in each epoch anew
-                    chosen = advantage[minibatch]
+                    chosen = raw_advantage[minibatch]
                     batch["advantage"][minibatch] = (chosen - chosen.mean()) / (chosen.std(correction=0) + 1e-8)
                 optimizer.zero_grad()
                 means = 0
@@ -585,10 +593,10 @@ def main():
                     loss = loss + args.vf_coef * v_loss
                     share = len(micro) / len(minibatch)  # the pieces' gradients add up to the minibatch's
                     (share * loss).backward()
-                    means += share * torch.stack([pg_loss, v_loss, entropy, kl, clip_fraction]).detach()  # names: (4)
+                    means += share * torch.stack([pg_loss, v_loss, entropy, kl, clip_fraction]).detach()  # named in (4)
                 optimizer.step()
                 state.prox_weights = update_ewma(state.prox, policy, *state.prox_weights, decay)  # EWMA
-                stats |= {"prox/com": state.prox_weights[1], "prox/kl": means[3]}  # the iteration's last remain
+                stats |= {"prox/com": state.prox_weights[1], "prox/kl": means[3]}  # of the iteration's last step
                 losses.append(means)
             if args.target_kl is not None and losses[-1][3] > args.target_kl:
                 break

@@ -73,12 +73,14 @@ def test_the_table_is_printed_with_its_caveats(script, capsys):
     for name, (what, stated, used, rule) in table.items():
         (line,) = [line for line in out.splitlines() if line.split()[:1] == [name]]
         assert what in line and rule in line and f" {stated:.6g} " in line and f" {used:.6g} " in line
+    assert ("no EWMA: the paper claims invariance" in out) == (script not in EWMA)
     assert "2 epochs: the paper claims invariance for one policy epoch only" in out
     assert "a larger batch: the paper claims invariance for small enough ones only" in out
     for number in (512 * 256 // 8, 512 * 256, sum(p.numel() for p in agent.parameters())):
         assert f"{number:,}" in out
     if script in PPG:
         assert f"{16 * 512 * 256:,}" in out  # the phase
+        assert "ends before its first auxiliary phase" in out
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -155,7 +155,7 @@ def test_a_finished_run_says_so_and_can_be_extended(script, tmp_path, capsys):
 def test_extending_in_the_middle_of_a_phase_says_what_is_missing(script, tmp_path, capsys):
     train(script, tmp_path, *flags_of(script), "--total-timesteps", "96")
     resume(script, tmp_path, "--total-timesteps", "128")
-    assert "note: 1 iterations of this phase went when the run ended" in capsys.readouterr().out
+    assert "note: 1 iterations of this phase were deleted at the end" in capsys.readouterr().out
     assert "auxiliary/clone_kl" in curves(tmp_path)
 
 
