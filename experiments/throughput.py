@@ -6,8 +6,8 @@ python experiments/throughput.py --quick    16 steps instead of 256, 1 round: mi
 In each round everything is measured once, one after the other, so that a noisy moment of the machine hits all alike;
 what is reported is the median over the rounds. Each script runs as it is, in a process of its own, for an iteration;
 PPG for a phase of one iteration, with its auxiliary phase. The ceiling is the rate at which the floating point
-operations of the network's passes alone could be done, at the speed of a large matrix multiplication measured in the
-same round. A forward-backward pass counts as three forward passes, as in the paper (footnote 2).
+operations of the network's passes alone could be done, at the speed of a large matrix multiplication, sustained for
+seconds in the same round. A forward-backward pass counts as three forward passes, as in the paper (footnote 2).
 
 Columns of the CSV, beside the name:
   steps_per_second   environment steps in an iteration, over its whole time
@@ -122,31 +122,30 @@ def measure_script(script, flags):
     print(json.dumps({"first_step": first_step, "rollout": collected - begin, "total": end - begin, "peak": peak[0]}))
 
 
-def seconds(function, repeat, device):
-    """The least time that a call takes, of five trials with so many calls each."""
-
-    def trial():
-        start = time.perf_counter()
-        for _ in range(repeat):
-            function()
+def seconds(function, device, sustained):
+    """Mean time of a call, over so many seconds: what the machine keeps up, as for the scripts, not its best moment."""
+    for _ in range(3):
+        function()
+    start, calls = time.perf_counter(), 0
+    while time.perf_counter() - start < sustained:
+        function()
+        calls += 1
         if device.type == "cuda":
             torch.cuda.synchronize()
-        return (time.perf_counter() - start) / repeat
-
-    trial()
-    return min(trial() for _ in range(5))
+    return (time.perf_counter() - start) / calls
 
 
 def measure_machine(args):
     """Operations a second of a large matrix product; frames a second of a forward pass; operations of that for one."""
+    sustained = 1 if args.quick else 5
     a, b = (torch.randn(2048, 2048, device=args.device) for _ in range(2))
-    peak = 2 * 2048**3 / seconds(lambda: a @ b, 4, args.device)
+    peak = 2 * 2048**3 / seconds(lambda: a @ b, args.device, sustained)
     agent = load("ppo").Agent(args.channels).to(args.device, memory_format=torch.channels_last)
     obs = torch.randint(256, (args.num_envs, 64, 64, 3), dtype=torch.uint8, device=args.device)
     with torch.no_grad():
         with FlopCounterMode(display=False) as counter:
             agent(obs)
-        forward = args.num_envs / seconds(lambda: agent(obs), 8, args.device)
+        forward = args.num_envs / seconds(lambda: agent(obs), args.device, sustained)
     return peak, forward, counter.get_total_flops() / args.num_envs
 
 
