@@ -84,28 +84,43 @@ class Results:
     catalogue lists once and that belong to several variants are in both under each of them.
     """
 
-    def __init__(self, experiment, runs, runs_dir, notes):
-        """Appends to notes what is wrong with the runs' files."""
+    def __init__(self, experiment, runs, rows, points, runs_dir=None):
         self.experiment, self.runs, self.runs_dir = experiment, runs, runs_dir
-        rows, points = [], []
-        for run in runs:
-            label = {"game": run.game, "variant": run.variant, "value": run.value, "seed": run.seed}
-            row, curve = self.read(run, notes)
-            rows.append(label | row)
-            points += [label | point for point in curve]
-        rows = pd.DataFrame(rows)
-        points = pd.DataFrame(
-            points, columns=["game", "variant", "value", "seed", "step", "return", "normalised_return"]
-        )
         self.finished, self.hours = int(rows["finished"].sum()), rows["seconds"].sum() / 3600
         self.games = [game for game in GAMES if game in set(rows["game"])]
         self.seeds = sorted(set(rows["seed"]))
         self.all_rows, self.all_points = rows, points
         self.rows, self.points = self.share(rows), self.share(self.usable(rows, points))
 
-    def read(self, run, notes):
+    @classmethod
+    def of_runs(cls, experiment, runs, runs_dir, notes):
+        """Read what the runs have written. Appends to notes what is wrong with their files."""
+        rows, points = [], []
+        for run in runs:
+            label = {"game": run.game, "variant": run.variant, "value": run.value, "seed": run.seed}
+            row, curve = cls.read(run, runs_dir, notes)
+            rows.append(label | row)
+            points += [label | point for point in curve]
+        columns = ["game", "variant", "value", "seed", "step", "return", "normalised_return"]
+        return cls(experiment, runs, pd.DataFrame(rows), pd.DataFrame(points, columns=columns), runs_dir)
+
+    @classmethod
+    def of_csv(cls, experiment, folder):
+        """Read the two tables that figures.py has written."""
+        rows, points = (
+            pd.read_csv(Path(folder) / name, dtype={"value": str}, float_precision="round_trip")
+            for name in (f"{experiment}_runs.csv", f"{experiment}.csv")
+        )
+        key = ["game", "variant", "value", "seed"]
+        there = set(rows[key].itertuples(index=False, name=None))
+        runs = runs_of(experiment, rows["scale"].iloc[0], list(dict.fromkeys(rows["game"])), sorted(set(rows["seed"])))
+        runs = [run for run in runs if (run.game, run.variant, run.value, run.seed) in there]
+        return cls(experiment, runs, rows, points)
+
+    @staticmethod
+    def read(run, runs_dir, notes):
         """A run's row and its points. The final return is NaN until the run is finished."""
-        folder, end = run.folder(self.runs_dir), read_end(run.file(self.runs_dir, "exit"))
+        folder, end = run.folder(runs_dir), read_end(run.file(runs_dir, "exit"))
         low, high = return_range(run)
         scalars, damaged = read_scalars(folder, [RETURN])
         if not is_locked(folder):  # the last record of a live run may be half written
@@ -114,6 +129,7 @@ class Results:
         finished = end.get("code") == 0 and len(curve) > 0 and curve[-1, 0] >= run.steps
         final = curve[curve[:, 0] > run.steps - final_window(run.steps), 1].mean() if finished else np.nan
         row = {
+            "scale": run.scale,
             "script": run.script,
             "steps": int(curve[-1, 0]) if len(curve) else 0,
             "finished": finished,

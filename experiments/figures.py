@@ -322,7 +322,8 @@ def draw_batch_size(results, folder):
     axes.set_ylabel(f"normalised return,\n{sizes[0]} minus {sizes[-1]} environments")
     says = f"Difference between the largest and the smallest batch size (paper's fig. 3), {about_bars(results)}"
     save(figure, folder, "batch-size_difference", says, results, spread="mean and standard error")
-    draw_advantage_std(results, colours, folder)
+    if results.runs_dir:  # the tables do not have what this shows
+        draw_advantage_std(results, colours, folder)
 
 
 def draw_advantage_std(results, colours, folder):
@@ -422,12 +423,18 @@ DRAW = {
 }
 
 
-def write_csv(table, path):
-    table.to_csv(path, index=False, float_format="%.6g")
+def write_csv(table, path, digits=6):
+    table.to_csv(path, index=False, float_format=f"%.{digits}g")
     print(path)
 
 
-def draw(args):
+def read_results(args):
+    """What there is, from runs or from tables; says what is wrong with it."""
+    if args.csv:
+        try:
+            return Results.of_csv(args.name, args.csv)
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            fail(f"--csv {args.csv}: has no tables of {args.name} that figures.py has written ({error})")
     runs, notes = find_runs(args.runs_dir, args.name, args.scale)
     started = [run for run in runs if run.folder(args.runs_dir).exists()]
     for note in notes:
@@ -436,22 +443,28 @@ def draw(args):
         wanted = f"experiments/sweep.py {args.name}" + (f" --scale {args.scale}" if args.scale else "")
         fail(f"no runs of {args.name} found in {args.runs_dir}; {wanted} makes them")
     notes = []
-    results = Results(args.name, runs, args.runs_dir, notes)
+    results = Results.of_runs(args.name, runs, args.runs_dir, notes)
     for note in notes:
         print(f"note: {note}")
+    return results
+
+
+def draw(args):
+    results = read_results(args)
+    runs = results.runs
     if results.points.empty:
         fail(f"no episode of {args.name} has ended in any run yet; try again later")
     if len(results.seeds) == 1:
         print("note: there is one seed only, so the figures have no error bars")
     if results.finished < len(runs):
         print(f"note: {results.finished} of {len(runs)} runs are finished; the figures show what there is")
-    folder = Path(args.out or Path(args.runs_dir, args.name, runs[0].scale, "figures"))
+    folder = Path(args.out or args.csv or Path(args.runs_dir, args.name, runs[0].scale, "figures"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with matplotlib.rc_context(STYLE):
             DRAW[args.name](results, folder)
         write_csv(results.all_points, folder / f"{args.name}.csv")
-        write_csv(results.all_rows, folder / f"{args.name}_runs.csv")
+        write_csv(results.all_rows, folder / f"{args.name}_runs.csv", digits=17)  # to compute the same from them
         (folder / f"{args.name}.md").write_text(report(results, caption_of(results)))
         print(folder / f"{args.name}.md")
     except OSError as error:
@@ -537,7 +550,8 @@ def parse_args():
         add = commands.add_parser(name, usage=argparse.SUPPRESS, help=f"draw the experiment {name}").add_argument
         add("--scale", choices=SCALES, help="default: the largest there is")
         add("--runs-dir", default="runs", help="as given to sweep.py; default: runs")
-        add("--out", help="folder for the results; default: RUNS_DIR/NAME/SCALE/figures")
+        add("--csv", metavar="FOLDER", help="draw from the tables that an earlier call has written here, without runs")
+        add("--out", help="folder for the results; default: RUNS_DIR/NAME/SCALE/figures, or that of --csv")
     help = "draw learning curves of any runs"
     add = commands.add_parser("curves", usage=argparse.SUPPRESS, help=help).add_argument
     add("curves", nargs="+", metavar="LABEL=RUNS", help="a pattern of run folders, or a CSV file (run, step, return)")

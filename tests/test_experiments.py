@@ -269,6 +269,21 @@ def test_many_games_and_seeds(tmp_path):
     assert re.search(r"algorithms ppo-ewma \| algorithms ppo \| 0.100 \| \S+ to \S+ \| 3.40 \| 0.0003\d \| yes", report)
 
 
+def test_the_tables_are_enough_to_draw_again(tmp_path):
+    """Where there are no runs, their tables give the same report, and a figure."""
+    for x in runs_of("batch-size", "smoke", ["coinrun", "maze"], seeds=[1, 2]):
+        make_up(x, tmp_path, 3, 3 + 0.3 * int(x.value) + x.seed / 3)
+    figures("batch-size", tmp_path, "--out", tmp_path / "first")
+    (tmp_path / "second").mkdir()
+    for name in ("batch-size.csv", "batch-size_runs.csv"):
+        shutil.copy(tmp_path / "first" / name, tmp_path / "second")
+    figures("batch-size", tmp_path / "nowhere", "--csv", tmp_path / "second")
+    for name in ("batch-size.md", "batch-size_runs.csv"):
+        assert (tmp_path / "first" / name).read_text() == (tmp_path / "second" / name).read_text()
+    check_picture(tmp_path / "second/batch-size.png", LIGHTEST)
+    assert "has no tables of ewma" in figures("ewma", tmp_path, "--csv", tmp_path / "second", code=2)
+
+
 def test_table_5(tmp_path):
     """On made-up runs where one ablation hurts, one changes nothing, one helps, and PPO by itself is only worse."""
     lows = {"coinrun": 5, "maze": 5, "ninja": 3.5, "jumper": 3}  # the highest return is 10 for all of them
@@ -278,7 +293,7 @@ def test_table_5(tmp_path):
     for x in runs:
         low, largest = lows[x.game], x.value == "4"
         make_up(x, tmp_path, low, low + (10 - low) * (final[x.variant, x.value] + 0.001 * x.seed * largest))
-    text = report(Results("batch-size", runs, tmp_path, []), "")
+    text = report(Results.of_runs("batch-size", runs, tmp_path, []), "")
     # four games, three seeds: without overlap, Z is 2 times 4.5 / sqrt(5.25); for 4 hypotheses it must exceed 3.48
     cells = re.search(r"^\| 2 \| (.*) \|$", text, re.MULTILINE).group(1).split(" | ")
     assert cells[0] == "**0.350 (3.93)**" and cells[2] == "-0.030 (-3.93)"
