@@ -527,16 +527,16 @@ def draw_runs(args):
 
 
 def table_of_returns(table):
-    """Return of every run at some steps: those of a file if there is one, else quarters of the shortest run."""
+    """Return of every run at the steps of a file, or, without one, at quarters of the shortest run; and at its end."""
     given = sorted(set(table.loc[~table["measured"], "step"]))
     end = table[table["measured"]].groupby(["label", "run"])["step"].max().min()
-    steps = given or [end * quarter // 4 for quarter in (1, 2, 3, 4)]
-    lines = [f"| | {' | '.join(f'{x:,.0f} steps' for x in steps)} |", "|---" * (1 + len(steps)) + "|"]
+    steps = given or [end * quarter // 4 for quarter in (1, 2, 3)]
+    lines = [f"| | {' | '.join(f'{x:,.0f} steps' for x in steps)} | at the end |", "|---" * (2 + len(steps)) + "|"]
     for label, group in table.groupby("label", sort=False):
-        cells = []
-        for step in steps:
-            runs = [np.interp(step, run["step"], run["return"], right=np.nan) for _, run in group.groupby("run")]
-            cells.append(" / ".join(f"{x:.1f}" for x in runs if not np.isnan(x)))
+        runs = [run for _, run in group.groupby("run")]
+        cells = [[np.interp(step, run["step"], run["return"], right=np.nan) for run in runs] for step in steps]
+        cells.append([run["return"].iloc[-1] for run in runs])
+        cells = [" / ".join(f"{x:.1f}" for x in cell if not np.isnan(x)) for cell in cells]
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -296,8 +296,10 @@ def parse_args():
             parser.error(f"--{flag.replace('_', '-')} {vars(args)[flag]}: must be 1 or more")
     if min(args.channels) < 1:
         parser.error("--channels: must be 1 or more")
-    if args.num_envs * args.num_steps % max(sum(OTHER_SIZES.values(), [1])):
-        parser.error(f"--num-envs {args.num_envs} x --num-steps {args.num_steps}: must be a multiple of 256 in all")
+    total, sizes = args.num_envs * args.num_steps, [args.num_envs, *sum(OTHER_SIZES.values(), [])]
+    if any(total % size or not load("ppo").splits_evenly(size, total // size, 8) for size in sizes):
+        what = f"{total:,} steps in all do not split into 8 minibatches with {', '.join(map(str, sizes))} environments"
+        parser.error(f"--num-envs {args.num_envs} --num-steps {args.num_steps}: {what}")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch finds no CUDA device; use cpu or auto")
     args.device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")

@@ -375,8 +375,9 @@ def test_curves_of_any_runs(tmp_path):
     assert len(table) == 30 and set(table["run"]) == {"a_1", "a_2", "b_2"} and set(table["label"]) == {"A", "B"}
     assert table[(table["run"] == "a_2") & (table["step"] == 300)]["return"].item() == 302
     assert (tmp_path / "out" / "all.md").read_text() == (
-        "| | 250 steps | 950 steps |\n|---|---|---|\n| A | 251.0 / 252.0 | 951.0 / 952.0 |\n"
-        "| B | 502.0 | 1902.0 |\n| theirs | 3.0 | 4.0 |\n"
+        "| | 250 steps | 950 steps | at the end |\n|---|---|---|---|\n"
+        "| A | 251.0 / 252.0 | 951.0 / 952.0 | 1001.0 / 1002.0 |\n"
+        "| B | 502.0 | 1902.0 | 2002.0 |\n| theirs | 3.0 | 4.0 | 4.0 |\n"
     )
     text = check_picture(tmp_path / "out" / "all.png", "#E69F00")
     assert "A (2 runs)" in text and "B (1 run)" in text and "theirs" in text

@@ -63,7 +63,11 @@ def test_from_end_to_end(tmp_path, monkeypatch, capsys):
     "flags, message",
     [
         ("--rounds 0", "--rounds 0: must be 1 or more"),
-        ("--num-envs 3", "--num-envs 3 x --num-steps 256: must be a multiple of 256 in all"),
+        (
+            "--num-envs 3",
+            "--num-envs 3 --num-steps 256: 768 steps in all "
+            "do not split into 8 minibatches with 3, 16, 256 environments",
+        ),
         ("--channels 1 0 1", "--channels: must be 1 or more"),
         ("--csv /nowhere/table.csv", "--csv /nowhere/table.csv: cannot be written there"),
         ("--device cuda", "--device cuda: PyTorch finds no CUDA device; use cpu or auto"),

@@ -1,0 +1,67 @@
+"""The numbers in the README, computed again from the files in results/."""
+
+import json
+import re
+
+import imageio.v3 as iio
+import numpy as np
+import pandas as pd
+from helpers import ROOT
+
+RESULTS = ROOT / "results"
+README = (ROOT / "README.md").read_text()
+SECTION = " ".join(README.split("## It learns")[1].split("\n## ")[0].split())
+
+
+def at(curve, step):
+    """The return at a step, between the two nearest points."""
+    curve = curve.sort_values("step")
+    before, after = curve[curve["step"] <= step].iloc[-1], curve[curve["step"] >= step].iloc[0]
+    share = 0 if before["step"] == after["step"] else (step - before["step"]) / (after["step"] - before["step"])
+    return before["return"] + share * (after["return"] - before["return"])
+
+
+def test_the_table_of_returns():
+    learning, authors = (pd.read_csv(RESULTS / f"{name}.csv", comment="#") for name in ("learning", "authors_ppo"))
+    full = learning[learning["label"] == "PPO, full size"]
+    for name, table, runs in [("`ppo.py`, full size, 3 seeds", full, 3), ("the authors' PPO, 2 seeds", authors, 2)]:
+        curves = [group for _, group in table.groupby("run")]
+        assert len(curves) == runs
+        cells = [" / ".join(f"{at(curve, step):.1f}" for curve in curves) for step in (10e3, 40e3, 80e3, 120e3)]
+        assert f"| {name} | {' | '.join(cells)} |" in README
+
+
+def test_every_algorithm_has_three_seeds_and_learns():
+    learning = pd.read_csv(RESULTS / "learning.csv")
+    for _, runs in learning.groupby("label"):
+        assert runs["run"].nunique() == 3
+        for _, curve in runs.groupby("run"):
+            assert curve["return"].iloc[-10:].mean() > 5 + curve["return"].iloc[:5].mean()
+
+
+def test_the_returns_in_the_text():
+    played = json.loads((RESULTS / "play.json").read_text())
+    mean, interval = {}, {}
+    for result in played["results"]:
+        which = result["policy"], result["levels"]
+        returns = [episode["return"] for episode in result["episodes"]]
+        assert len(returns) == 100
+        mean[which] = np.mean(returns)
+        interval[which] = f"{result['return']['low']:.1f} to {result['return']['high']:.1f}"
+    agent, random = ("agent", "training"), ("random", "training")
+    assert f"a mean return of {mean[agent]:.1f} over 100 episodes" in SECTION
+    assert f"interval of {interval[agent]}" in SECTION
+    assert f"the random policy: {mean[random]:.1f} ({interval[random]})" in SECTION
+    assert f"{mean['agent', 'unseen']:.1f} against {mean['random', 'unseen']:.1f}" in SECTION
+
+
+def test_the_clip_is_small_and_moves():
+    assert (RESULTS / "play.gif").stat().st_size < 2e6
+    frames = iio.imread(RESULTS / "play.gif")
+    assert len(frames) > 20 and frames.shape[1:3] == (576, 576)
+    assert (frames[0] != frames[-1]).mean() > 0.1
+
+
+def test_what_the_readme_links_to_is_there():
+    for path in re.findall(r"(?:\]\(|src=\")((?!http|#)[^)\"]+)", README):
+        assert (ROOT / path).exists(), path
