@@ -358,8 +358,10 @@ class Run:
         signal.signal(signal.SIGTERM, self.stop)
 
     def stop(self, signum, _):
+        """Leave at once: files are safe at any moment, and an exception could get lost in what was interrupted."""
         print(f"\nstopped; to go on: python {SCRIPT}.py --resume {self.folder}", file=sys.stderr)
-        sys.exit(128 + signum)  # 130 for Ctrl-C, 143 for SIGTERM
+        (self.folder / "checkpoint.pt.tmp").unlink(missing_ok=True)
+        os._exit(128 + signum)  # 130 for Ctrl-C, 143 for SIGTERM
 
     def start(self, num_iterations):
         """Returns the progress bar. Where there is no terminal it stays invisible, and iterations print a line."""
@@ -367,6 +369,7 @@ class Run:
         self.total, self.resumed_at = num_iterations * self.steps, self.state.global_step
         look = {"unit": " steps", "unit_scale": True, "smoothing": 0, "dynamic_ncols": True, "file": sys.stdout}
         self.bar = tqdm(total=self.total, initial=self.resumed_at, disable=not sys.stdout.isatty(), **look)
+        sys.stdout.flush()  # what was announced, also where it goes to a file
         self.started = self.last_iteration = self.last_save = time.time()
         return self.bar
 

@@ -79,6 +79,16 @@ def run(script, *flags, **options):
     return process.returncode, out, err
 
 
+def read_until(process, text):
+    """What the process prints, up to the line that has this text."""
+    seen = ""
+    while text not in seen:
+        line = process.stdout.readline()
+        assert line, f"ended before {text!r}: {seen}"
+        seen += line
+    return seen
+
+
 def checkpoint(run_dir):
     return torch.load(Path(run_dir) / "checkpoint.pt", weights_only=True)
 

@@ -5,8 +5,9 @@ has then loaded all that takes long to load, and forks a process for every line.
 
 The places: collect, optimise, auxiliary (at the COUNT-th step there), checkpoint (half of it written), replace
 (written, not yet renamed), replaced (just renamed), log (just before a flush), unsaved (at the COUNT-th environment
-step, with no checkpoint written up to there, as on a full disk). "memory" kills nothing: it prints the
-anonymous memory after each iteration, and allows COUNT megabytes more than there are when the first one begins.
+step, with no checkpoint written up to there, as on a full disk). Others do not kill: "terminate" sends SIGTERM at the
+COUNT-th piece of a checkpoint that is being written; "memory" prints the anonymous memory after each iteration, and
+allows COUNT megabytes more than there are when the first one begins.
 """
 
 import io
@@ -61,6 +62,21 @@ def main(script, place, count, *flags):
         countdown()
         file.write(whole.getvalue()[len(whole.getvalue()) // 2 :])
 
+    class Terminating:
+        """A file that sends SIGTERM in the midst of PyTorch's writing, which is C++ that calls this."""
+
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, data):
+            calls["left"] -= 1
+            if calls["left"] == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return self.file.write(data)
+
+        def flush(self):
+            self.file.flush()
+
     if place == "collect":
         replace(ProcgenGym3Env, "act", before=countdown)
     elif place == "optimise":
@@ -78,6 +94,8 @@ def main(script, place, count, *flags):
     elif place == "unsaved":
         replace(module.Run, "save", instead=lambda original, run: False)
         replace(ProcgenGym3Env, "act", before=countdown)
+    elif place == "terminate":
+        replace(torch, "save", instead=lambda save, saved, file: save(saved, Terminating(file)))
     elif place == "memory":
 
         def limit(start, *args):

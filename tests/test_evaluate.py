@@ -325,7 +325,7 @@ def test_while_training(tmp_path):
             assert process.poll() is None, "training was disturbed"
         assert steps == sorted(steps)
     finally:
-        process.terminate()
+        process.kill()
         process.communicate()
 
 

@@ -25,6 +25,7 @@ from helpers import (
     curves,
     differences,
     load,
+    read_until,
     run,
     start,
     tiny,
@@ -64,16 +65,16 @@ KILL = [sys.executable, str(Path(__file__).parent / "kill.py")]
 
 @pytest.fixture(scope="module")
 def kill():
-    """kill(script, place, count, *flags): run a script in a process that is killed there."""
+    """kill(script, place, count, *flags): run a script in a process that is killed there, or ends with the code."""
     with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen(KILL, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
 
-        def kill(*words):
+        def kill(*words, code=-signal.SIGKILL):
             wait_for_the_next_second()
             print(json.dumps([str(word) for word in words]), file=server.stdin, flush=True)
-            if server.stdout.readline() != f"{-signal.SIGKILL}\n":
+            if (answer := server.stdout.readline()) != f"{code}\n":
                 log.seek(0)
-                pytest.fail(f"not killed: {words}\n{log.read()}")
+                pytest.fail(f"exit code {answer.strip()}: {words}\n{log.read()}")
 
         yield kill
         server.communicate()
@@ -123,8 +124,7 @@ def test_killed_in_a_phase_with_a_checkpoint_of_the_one_before(tmp_path, kill):
 def test_signals_say_how_to_go_on(number, code, tmp_path):
     flags = [*TINY, "--total-timesteps", "100000"]
     process = start("ppo", *flags, "--run-dir", tmp_path / "run")
-    while "iteration 2:" not in process.stdout.readline():
-        assert process.poll() is None
+    read_until(process, "iteration 2:")
     process.send_signal(number)
     _, err = process.communicate()
     assert process.returncode == code
@@ -134,6 +134,18 @@ def test_signals_say_how_to_go_on(number, code, tmp_path):
     assert done >= 1
     resume("ppo", tmp_path / "run", "--total-timesteps", str(32 * (done + 2)))
     train("ppo", tmp_path / "whole", *flags, "--total-timesteps", str(32 * (done + 2)))
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("script", ["ppo", "ppg_ewma"])
+def test_a_signal_is_not_lost_in_a_checkpoint(script, tmp_path, kill):
+    """PyTorch writes in C++, where an exception from a signal handler becomes another one, or ends the process."""
+    train(script, tmp_path / "whole", *flags_of(script))
+    kill(script, "collect", 12, *flags_of(script), "--run-dir", tmp_path / "run")
+    for piece in (1, 5, 100):
+        kill(script, "terminate", piece, "--resume", tmp_path / "run", code=143)
+        assert not (tmp_path / "run" / "checkpoint.pt.tmp").exists()
+    resume(script, tmp_path / "run")
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
@@ -252,8 +264,7 @@ def test_a_checkpoint_never_runs_code(tmp_path, capsys):
 def test_two_processes_never_write_into_one_folder(tmp_path, capsys):
     process = start("ppo", *TINY, "--total-timesteps", "1000000", "--run-dir", tmp_path / "run")
     try:
-        while "iteration 1:" not in process.stdout.readline():
-            assert process.poll() is None
+        read_until(process, "iteration 1:")
         again = ["--total-timesteps", "6400", "--resume"]  # if nothing stops it, it comes to an end
         for flags, said in [(again, "another process is writing there"), ([*TINY, "--run-dir"], "not empty")]:
             with pytest.raises(SystemExit) as stop, command_line("ppo", [*flags, tmp_path / "run"]):
@@ -292,18 +303,13 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_and_training_goes_on(sc
 
 
 def test_logs_that_cannot_be_written_are_written_later(tmp_path):
-    flags = [*TINY, "--total-timesteps", "480", "--checkpoint-seconds", "100000"]
+    flags = [*TINY, "--total-timesteps", "960", "--checkpoint-seconds", "100000"]
     train("ppo", tmp_path / "whole", *flags)
     process = start("ppo", *flags, "--run-dir", tmp_path / "run")
-    line = ""
-    while "iteration 3:" not in line:
-        line = process.stdout.readline()
+    read_until(process, "iteration 3:")
     full = sum(path.stat().st_size for path in (tmp_path / "run").glob("events*"))
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (full + 500, resource.RLIM_INFINITY))
-    seen = ""
-    while "iteration 8:" not in line:
-        line = process.stdout.readline()
-        seen += line
+    seen = read_until(process, "iteration 8:")
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     process.communicate()
     assert process.returncode == 0 and "warning: TensorBoard log not written" in seen
