@@ -7,7 +7,7 @@ In each round everything is measured once, one after the other, so that a noisy 
 what is reported is the median over the rounds. Each script runs as it is, in a process of its own, for an iteration;
 PPG for a phase of one iteration, with its auxiliary phase. The ceiling is the rate at which the floating point
 operations of the network's passes alone could be done, at the speed of a large matrix multiplication, sustained for
-seconds in the same round. A forward-backward pass counts as three forward passes, as in the paper (footnote 2).
+seconds just before. A forward-backward pass counts as three forward passes, as in the paper (footnote 2).
 
 Columns of the CSV, beside the name:
   steps_per_second   environment steps in an iteration, over its whole time
@@ -16,6 +16,7 @@ Columns of the CSV, beside the name:
   rollout_fraction   time of the rollout's forward passes, measured alone, over the rollout's time
   peak_anon_gb       most memory that belonged to no file (RssAnon)
   set_up             seconds from the command to the first environment step
+  gemm_gflops        speed of the matrix multiplication just before, in GFLOP/s
   time_over_base     time of an iteration over that of the script without EWMA
 """
 
@@ -182,7 +183,7 @@ def measure(args, folder):
     values = {}
     runs = [(name, args.num_envs) for name in CONFIGS]
     runs += [(name, num_envs) for name, sizes in OTHER_SIZES.items() for num_envs in sizes]
-    progress = tqdm(total=args.rounds * (2 + len(runs)), disable=not sys.stderr.isatty())
+    progress = tqdm(total=args.rounds * (1 + len(runs)), disable=not sys.stderr.isatty())
 
     def note(what, value):
         values.setdefault(what, []).append(value)
@@ -192,14 +193,13 @@ def measure(args, folder):
         progress.update()
 
     for _ in range(args.rounds):
-        tell("machine")
-        peak, forward, operations = measure_machine(args)
-        note("peak", peak)
-        note("forward", forward)
         tell("environments")
         note("environments", measure_environments(args.num_envs))
         for name, num_envs in runs:
             tell(f"{name}, {num_envs} environments")
+            peak, forward, operations = measure_machine(args)  # again for each, since the machine's speed may drift
+            note("peak", peak)
+            note("forward", forward)
             result = measure_run(name, num_envs, args, folder)
             config, steps = CONFIGS[name], args.num_steps * args.num_envs  # the same work for any number of them
             columns = {
@@ -210,6 +210,7 @@ def measure(args, folder):
                 "rollout_fraction": steps / result["rollout"] * config.rollout / forward,
                 "peak_anon_gb": result["peak"] / 1e9,
                 "set_up": result["set_up"],
+                "gemm_gflops": peak / 1e9,
                 "total": result["total"],
             }
             for column, value in columns.items():
