@@ -117,11 +117,11 @@ def parse_args():
     add("--gamma", type=fraction, default=0.999, help="discount")
     add("--gae-lambda", type=fraction, default=0.95, help="GAE bootstrapping")
     add("--clip-coef", type=nonnegative, default=0.2, help="clip range epsilon; 0: no clipping")
-    add("--kl-coef", type=nonnegative, default=0.0, help="KL penalty beta; 1 if used instead of clipping")
+    add("--kl-coef", type=nonnegative, default=0.0, help="KL penalty beta; the paper's is 1, with --clip-coef 0")
     add("--vf-coef", type=nonnegative, default=0.5, help="weight of the value loss")
     add("--ent-coef", type=nonnegative, default=0.01, help="weight of the entropy bonus")
     add("--clip-vloss", action="store_true", help="also limit the value update, to --clip-coef")
-    add("--target-kl", type=nonnegative, help="leave out the remaining epochs once the KL after one exceeds this")
+    add("--target-kl", type=nonnegative, help="no further policy epoch if the KL of the last minibatch exceeds this")
     add("--adv-norm", choices=["iteration", "minibatch", "none"], default="iteration", help="advantage normalisation")
     add("--reward-norm", action=argparse.BooleanOptionalAction, default=True, help="reward normalisation")
     add("--channels", type=count, nargs=3, default=[16, 32, 32], help="widths of the network; smaller for a CPU")
@@ -129,7 +129,7 @@ def parse_args():
 
     add = parser.add_argument_group("batch size").add_argument
     add("--reference-num-envs", type=count, default=256, help="number of environments that the flags are stated for")
-    add("--no-adjust", nargs="+", default=[], metavar="NAME", help="leave these as stated; names as printed")
+    add("--no-adjust", nargs="+", default=[], metavar="NAME", help="leave as stated: lr, adv-norm, prox, n-pi")
     add("--lr-rule", choices=["sqrt", "linear"], default="sqrt", help="how the step size is adjusted (appendix D)")
     add("--adjust-betas", choices=["none", "beta2", "both"], default="none", help="Adam's betas, too (appendix E)")
 
@@ -204,7 +204,7 @@ def adjust_for_batch_size(args):
 
 
 def scaled(layer, norm):
-    """PyTorch's initialisation, with the weights of each output scaled to have this L2 norm, and no bias."""
+    """PyTorch's initialisation, with the weights of each output scaled to have this L2 norm, and biases of 0."""
     with torch.no_grad():
         rows = layer.weight.flatten(1)  # a view
         rows *= norm / rows.norm(dim=1, keepdim=True)
@@ -311,11 +311,10 @@ def splits_evenly(envs, steps, num_minibatches):
 def minibatches(envs, steps, num_minibatches):
     """One epoch's minibatches: rows of indices into a batch of envs * steps frames.
 
-    A minibatch is whole rollouts of some environments, or, with fewer environments than minibatches, a chunk of one.
+    Environments are shuffled, time is not: a minibatch is whole rollouts of some environments, or, with fewer
+    environments than minibatches, a part of one environment's rollout, and the next one goes on from there.
     """
-    chunks = max(1, num_minibatches // envs)
-    pieces = torch.arange(envs * steps).view(envs * chunks, steps // chunks)
-    return pieces[torch.randperm(len(pieces))].view(num_minibatches, -1)
+    return torch.arange(envs * steps).view(envs, steps)[torch.randperm(envs)].view(num_minibatches, -1)
 
 
 def logp_of(logprobs, action):
@@ -488,12 +487,13 @@ class AuxiliaryBuffer:
     def path(self, phase):
         return self.folder / f"{self.name}_{phase}.bin"
 
-    def check_room(self, n_pi, iteration):
+    def check_room(self, n_pi, iteration, num_iterations):
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             fail(f"--aux-buffer-dir {self.folder}: cannot be made ({error.strerror})")
-        needed, free = (n_pi - len(self.value_targets)) * math.prod(self.shape), shutil.disk_usage(self.folder).free
+        rollouts = min(n_pi - len(self.value_targets), num_iterations - iteration)
+        needed, free = rollouts * math.prod(self.shape), shutil.disk_usage(self.folder).free
         if needed > free:
             needed, free = (f"{x / 1e9:.1f} GB" for x in (needed, free))
             print(f"warning: the auxiliary buffer will need {needed}, and {self.folder} has {free} free; --n-pi and")
@@ -550,7 +550,7 @@ def announce(args, adjusted, agent, device, microbatch_size, num_iterations):
     print(f"minibatch  {iteration_size // args.num_minibatches:,} steps, at most {microbatch_size:,} in one pass")
     print(f"iteration  {iteration_size:,} steps: {args.num_envs} environments x {args.num_steps}")
     n_pi = adjusted["n-pi"][2]  # PPG
-    print(f"phase      {n_pi * iteration_size:,} steps: {n_pi:,} iterations, then an auxiliary phase")
+    print(f"phase      {n_pi * iteration_size:,} steps: {n_pi:,} iterations, then {args.aux_epochs} auxiliary epochs")
     if num_iterations < n_pi:
         print("  but the run ends before its first auxiliary phase; a smaller --n-pi makes phases shorter")
     print(f"adjusted to the batch size, c = {args.reference_num_envs}/{args.num_envs}:")
@@ -605,7 +605,7 @@ def main():
     run = Run(args, saved, state, envs)
     announce(args, adjusted, agent, device, microbatch_size, num_iterations)
     if args.aux_epochs:  # PPG
-        state.buffer.check_room(use["n-pi"], state.iteration)
+        state.buffer.check_room(use["n-pi"], state.iteration, num_iterations)
     bar = run.start(num_iterations)
 
     for iteration in range(state.iteration + 1, num_iterations + 1):
@@ -687,9 +687,7 @@ def main():
             if args.target_kl is not None and losses[-1][3] > args.target_kl:
                 break
 
-        for value_epoch in range(
-            epoch + 1, args.value_epochs
-        ):  # PPG: epochs of the value function alone, after the last
+        for value_epoch in range(epoch + 1, args.value_epochs):  # PPG: those that only the value function has
             bar.set_description(f"optimise, value epoch {value_epoch + 1}")
             for minibatch in minibatches(args.num_envs, args.num_steps, args.num_minibatches).to(device):
                 optimizer.zero_grad()

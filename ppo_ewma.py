@@ -116,12 +116,12 @@ def parse_args():
     add("--gamma", type=fraction, default=0.999, help="discount")
     add("--gae-lambda", type=fraction, default=0.95, help="GAE bootstrapping")
     add("--clip-coef", type=nonnegative, default=0.2, help="clip range epsilon; 0: no clipping")
-    add("--kl-coef", type=nonnegative, default=0.0, help="KL penalty beta; 1 if used instead of clipping")
+    add("--kl-coef", type=nonnegative, default=0.0, help="KL penalty beta; the paper's is 1, with --clip-coef 0")
     add("--prox-com", type=nonnegative, default=8.0, help="centre of mass of the EWMA, in optimiser steps")  # EWMA
     add("--vf-coef", type=nonnegative, default=0.5, help="weight of the value loss")
     add("--ent-coef", type=nonnegative, default=0.01, help="weight of the entropy bonus")
     add("--clip-vloss", action="store_true", help="also limit the value update, to --clip-coef")
-    add("--target-kl", type=nonnegative, help="leave out the remaining epochs once the KL after one exceeds this")
+    add("--target-kl", type=nonnegative, help="no further policy epoch if the KL of the last minibatch exceeds this")
     add("--adv-norm", choices=["iteration", "minibatch", "none"], default="iteration", help="advantage normalisation")
     add("--reward-norm", action=argparse.BooleanOptionalAction, default=True, help="reward normalisation")
     add("--channels", type=count, nargs=3, default=[16, 32, 32], help="widths of the network; smaller for a CPU")
@@ -129,7 +129,7 @@ def parse_args():
 
     add = parser.add_argument_group("batch size").add_argument
     add("--reference-num-envs", type=count, default=256, help="number of environments that the flags are stated for")
-    add("--no-adjust", nargs="+", default=[], metavar="NAME", help="leave these as stated; names as printed")
+    add("--no-adjust", nargs="+", default=[], metavar="NAME", help="leave as stated: lr, adv-norm, prox, n-pi")
     add("--lr-rule", choices=["sqrt", "linear"], default="sqrt", help="how the step size is adjusted (appendix D)")
     add("--adjust-betas", choices=["none", "beta2", "both"], default="none", help="Adam's betas, too (appendix E)")
 
@@ -187,7 +187,7 @@ def adjust_for_batch_size(args):
 
 
 def scaled(layer, norm):
-    """PyTorch's initialisation, with the weights of each output scaled to have this L2 norm, and no bias."""
+    """PyTorch's initialisation, with the weights of each output scaled to have this L2 norm, and biases of 0."""
     with torch.no_grad():
         rows = layer.weight.flatten(1)  # a view
         rows *= norm / rows.norm(dim=1, keepdim=True)
@@ -286,11 +286,10 @@ def splits_evenly(envs, steps, num_minibatches):
 def minibatches(envs, steps, num_minibatches):
     """One epoch's minibatches: rows of indices into a batch of envs * steps frames.
 
-    A minibatch is whole rollouts of some environments, or, with fewer environments than minibatches, a chunk of one.
+    Environments are shuffled, time is not: a minibatch is whole rollouts of some environments, or, with fewer
+    environments than minibatches, a part of one environment's rollout, and the next one goes on from there.
     """
-    chunks = max(1, num_minibatches // envs)
-    pieces = torch.arange(envs * steps).view(envs * chunks, steps // chunks)
-    return pieces[torch.randperm(len(pieces))].view(num_minibatches, -1)
+    return torch.arange(envs * steps).view(envs, steps)[torch.randperm(envs)].view(num_minibatches, -1)
 
 
 def logp_of(logprobs, action):

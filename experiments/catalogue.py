@@ -132,6 +132,8 @@ def staleness(scale):
         for age in ages:
             if age > 0 or loss == "decoupled":
                 flags = {"staleness": age, "staleness-loss": loss, "epochs": PPO_EPOCHS[scale]}
+                if scale == "paper":
+                    flags["checkpoint-seconds"] = 3600  # they hold up to 51.5 GB
                 yield loss, age, "staleness.py", at_default_size(scale, flags)
 
 

@@ -2,6 +2,7 @@
 
 python experiments/throughput.py            64 environments x 256 steps, 3 rounds: an hour and a half on two cores
 python experiments/throughput.py --quick    16 steps instead of 256, 1 round: minutes
+python experiments/throughput.py --profile  where the time of a forward-backward pass goes: a minute
 
 In each round everything is measured once, one after the other, so that a noisy moment of the machine hits all alike;
 what is reported is the median over the rounds. Each script runs as it is, in a process of its own, for an iteration;
@@ -65,6 +66,17 @@ CONFIGS = {
     "ppg_ewma": Config("ppg_ewma", 2, 2 * 7 * 3 + 1, PPG, base="ppg_dual"),
     "staleness": Config("staleness", 1, 3 * 3 + 1, ["--staleness", "1"]),
 }
+# What PyTorch's profiler calls operations, and what we call them; the first that fits.
+KINDS = [
+    ("convolution_backward", "convolution, gradient"),
+    ("convolution", "convolution"),
+    ("mm|linear", "dense"),
+    ("max_pool2d", "pooling"),
+    ("fill_|zero_", "zeros to begin with"),
+    ("relu|threshold|clamp", "ReLU"),
+    ("add|sum", "sums"),
+    ("copy_|div|mul", "frames to numbers, copies"),
+]
 OTHER_SIZES = {"ppo": [16, 256]}  # environments, with fewer or more steps each, to see whether cost is linear
 
 
@@ -148,6 +160,46 @@ def measure_machine(args):
             agent(obs)
         forward = args.num_envs / seconds(lambda: agent(obs), args.device, sustained)
     return peak, forward, counter.get_total_flops() / args.num_envs
+
+
+def profile(args, frames=64):
+    """Print which operations the time of a forward-backward pass goes to, and at what speed they compute."""
+    agent = load("ppo").Agent(args.channels).to(args.device, memory_format=torch.channels_last)
+    obs = torch.randint(256, (frames, 64, 64, 3), dtype=torch.uint8, device=args.device)
+
+    def forward_backward():
+        logits, value = agent(obs)
+        (logits.sum() + value.sum()).backward()
+
+    with FlopCounterMode(display=False) as counter:
+        forward_backward()
+    counts = {str(operation): n for operation, n in counter.get_flop_counts()["Global"].items()}
+    operations = {"convolution": 0, "convolution, gradient": counts["aten.convolution_backward"]}
+    operations["convolution"] = counts["aten.convolution"]
+    operations["dense"] = sum(counts.values()) - sum(operations.values())
+    peak = measure_machine(args)[0]
+    whole = seconds(forward_backward, args.device, 5)
+    passes = 100
+    with torch.profiler.profile() as profiler:
+        for _ in range(passes):
+            forward_backward()
+        if args.device.type == "cuda":
+            torch.cuda.synchronize()
+    times = dict.fromkeys(operations, 0)
+    for event in profiler.key_averages():
+        kind = next((kind for pattern, kind in KINDS if re.search(pattern, event.key)), "other")
+        own = event.self_device_time_total if args.device.type == "cuda" else event.self_cpu_time_total
+        times[kind] = times.get(kind, 0) + own / 1e6 / passes
+    print(f"A forward-backward pass of {frames} frames on {args.device}, {torch.get_num_threads()} CPU threads")
+    whole_pass = sum(operations.values()) / whole / peak
+    print(f"matrix multiplication {peak / 1e9:,.0f} GFLOP/s; the whole pass {whole_pass:.0%} of it\n")
+    print("| operation | ms | of the time | GFLOP/s | of the matrix multiplication |\n|---|---|---|---|---|")
+    for kind, time_ in sorted(times.items(), key=lambda item: -item[1]):
+        speed = operations.get(kind, 0) / time_
+        speeds = f"{speed / 1e9:.0f} | {speed / peak:.0%}" if speed else "|"
+        print(f"| {kind} | {1e3 * time_:.1f} | {time_ / sum(times.values()):.0%} | {speeds} |")
+    products = sum(operations.values()) / sum(times[kind] for kind in operations)
+    print(f"\nconvolutions and dense layers alone: {products / peak:.0%} of the matrix multiplication")
 
 
 def measure_environments(num_envs):
@@ -279,6 +331,7 @@ def parse_args():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS
     )
     parser.add_argument("--quick", action="store_true", help="16 steps instead of 256, after a warm-up; 1 round")
+    parser.add_argument("--profile", action="store_true", help="only a forward-backward pass, by operation")
     parser.add_argument("--rounds", type=int, help="measurements of everything (3)")
     parser.add_argument("--num-envs", type=int, default=64, help="environments (64)")
     parser.add_argument("--num-steps", type=int, help="steps of each in an iteration (256)")
@@ -309,6 +362,8 @@ def parse_args():
 
 def main():
     args = parse_args()
+    if args.profile:
+        return profile(args)
     with tempfile.TemporaryDirectory() as folder:
         values = measure(args, folder)
     rows = table(values, args.num_envs)

@@ -219,6 +219,8 @@ def test_minibatches_hold_whole_rollouts_or_chunks_of_one(module, envs, steps, c
     assert module.splits_evenly(envs, steps, count)
     assert sorted(rows.flatten().tolist()) == list(range(envs * steps))
     assert rows.shape == (count, envs * steps // count)
+    for rollout in rows.view(envs, steps):  # one environment after the other, each with its steps in order
+        assert rollout.tolist() == list(range(rollout[0], rollout[0] + steps)) and rollout[0] % steps == 0
     for row in rows.tolist():
         by_env = {}
         for index in row:

@@ -31,6 +31,17 @@ def test_the_table_of_returns():
         assert f"| {name} | {' | '.join(cells)} |" in README
 
 
+def test_ewma_against_its_base():
+    learning = pd.read_csv(RESULTS / "learning.csv")
+    ends = [
+        " / ".join(
+            f"{curve['return'].iloc[-1]:.1f}" for _, curve in learning[learning["label"] == label].groupby("run")
+        )
+        for label in ("PPO-EWMA, small", "PPO, small")
+    ]
+    assert f"PPO-EWMA ends below PPO, at {ends[0]} against {ends[1]}." in SECTION
+
+
 def test_every_algorithm_has_three_seeds_and_learns():
     learning = pd.read_csv(RESULTS / "learning.csv")
     for _, runs in learning.groupby("label"):
