@@ -14,7 +14,7 @@ Columns of the CSV, beside the name:
   steps_per_second   environment steps in an iteration, over its whole time
   ceiling_fraction   that, over the ceiling
   rollout, update    environment steps over the time of either part alone
-  rollout_fraction   time of the rollout's forward passes, measured alone, over the rollout's time
+  rollout_fraction   share of the rollout's time that its forward passes take; the rest is environments and all else
   peak_anon_gb       most memory that belonged to no file (RssAnon)
   set_up             seconds from the command to the first environment step
   gemm_gflops        speed of the matrix multiplication just before, in GFLOP/s
@@ -98,27 +98,40 @@ def anonymous_memory():
 
 
 def measure_script(script, flags):
-    """Run a script in this process, and note when each of its parts begins. Prints the result as JSON."""
+    """Run a script in this process, and time the last of its iterations. Prints the result as JSON."""
     module = load(script)
-    marks, peak, stop = [], [0], threading.Event()
+    noted, stop = {"peak": 0}, threading.Event()
 
     class Bar(module.tqdm):  # the script names its phases to the progress bar
         def set_description(self, description, *args, **kwargs):
-            if not marks or marks[-1][1] != description:
-                marks.append((time.time(), description))
+            if description == "collect":
+                noted.update(begin=time.time(), forward=0)
             super().set_description(description, *args, **kwargs)
 
     class Environments(module.ProcgenGym3Env):
         def act(self, action):
-            if len(marks) == 1:
-                marks.insert(0, (time.time(), "first step"))
+            noted.setdefault("first_step", time.time())
             super().act(action)
+
+        def observe(self):
+            result = super().observe()
+            noted["rollout"], noted["rollout_forward"] = time.time() - noted["begin"], noted["forward"]
+            return result
+
+    class Agent(module.Agent):
+        def __call__(self, obs):
+            start = time.time()
+            result = super().__call__(obs)
+            if obs.is_cuda:
+                torch.cuda.synchronize()
+            noted["forward"] += time.time() - start
+            return result
 
     def watch():
         while not stop.wait(0.02):
-            peak[0] = max(peak[0], anonymous_memory())
+            noted["peak"] = max(noted["peak"], anonymous_memory())
 
-    module.tqdm, module.ProcgenGym3Env = Bar, Environments
+    module.tqdm, module.ProcgenGym3Env, module.Agent = Bar, Environments, Agent
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     sys.argv = [f"{script}.py", *flags]
@@ -126,13 +139,10 @@ def measure_script(script, flags):
         sys.stdout, stdout = devnull, sys.stdout
         module.main()
         sys.stdout = stdout
+    noted["total"] = time.time() - noted["begin"]
     stop.set()
     thread.join()
-    end = time.time()
-    first_step, marks = marks[0][0], marks[1:]
-    iterations = [i for i, (_, description) in enumerate(marks) if description == "collect"]
-    (begin, _), (collected, _) = marks[iterations[-1] :][:2]
-    print(json.dumps({"first_step": first_step, "rollout": collected - begin, "total": end - begin, "peak": peak[0]}))
+    print(json.dumps(noted))
 
 
 def seconds(function, device, sustained):
@@ -149,7 +159,7 @@ def seconds(function, device, sustained):
 
 
 def measure_machine(args):
-    """Operations a second of a large matrix product; frames a second of a forward pass; operations of that for one."""
+    """Operations a second of a large matrix product; operations of the network's forward pass for a frame."""
     sustained = 1 if args.quick else 5
     a, b = (torch.randn(2048, 2048, device=args.device) for _ in range(2))
     peak = 2 * 2048**3 / seconds(lambda: a @ b, args.device, sustained)
@@ -158,8 +168,7 @@ def measure_machine(args):
     with torch.no_grad():
         with FlopCounterMode(display=False) as counter:
             agent(obs)
-        forward = args.num_envs / seconds(lambda: agent(obs), args.device, sustained)
-    return peak, forward, counter.get_total_flops() / args.num_envs
+    return peak, counter.get_total_flops() / args.num_envs
 
 
 def profile(args, frames=64):
@@ -174,12 +183,11 @@ def profile(args, frames=64):
     with FlopCounterMode(display=False) as counter:
         forward_backward()
     counts = {str(operation): n for operation, n in counter.get_flop_counts()["Global"].items()}
-    operations = {"convolution": 0, "convolution, gradient": counts["aten.convolution_backward"]}
-    operations["convolution"] = counts["aten.convolution"]
+    operations = {"convolution": counts["aten.convolution"]}
+    operations["convolution, gradient"] = counts["aten.convolution_backward"]
     operations["dense"] = sum(counts.values()) - sum(operations.values())
     peak = measure_machine(args)[0]
-    whole = seconds(forward_backward, args.device, 5)
-    passes = 100
+    whole, passes = seconds(forward_backward, args.device, 1 if args.quick else 5), 10 if args.quick else 100
     with torch.profiler.profile() as profiler:
         for _ in range(passes):
             forward_backward()
@@ -249,9 +257,8 @@ def measure(args, folder):
         note("environments", measure_environments(args.num_envs))
         for name, num_envs in runs:
             tell(f"{name}, {num_envs} environments")
-            peak, forward, operations = measure_machine(args)  # again for each, since the machine's speed may drift
+            peak, operations = measure_machine(args)  # again for each, since the machine's speed may drift
             note("peak", peak)
-            note("forward", forward)
             result = measure_run(name, num_envs, args, folder)
             config, steps = CONFIGS[name], args.num_steps * args.num_envs  # the same work for any number of them
             columns = {
@@ -259,7 +266,7 @@ def measure(args, folder):
                 "ceiling_fraction": steps / result["total"] * (config.rollout + config.update) * operations / peak,
                 "rollout": steps / result["rollout"],
                 "update": steps / (result["total"] - result["rollout"]),
-                "rollout_fraction": steps / result["rollout"] * config.rollout / forward,
+                "rollout_fraction": result["rollout_forward"] / result["rollout"],
                 "peak_anon_gb": result["peak"] / 1e9,
                 "set_up": result["set_up"],
                 "gemm_gflops": peak / 1e9,
@@ -283,6 +290,19 @@ def table(values, num_envs):
     return rows
 
 
+def markdown(rows):
+    headings = ["script", "steps/s", "of the ceiling", "rollout steps/s", "in forward passes", "update steps/s"]
+    headings += ["time / base", "peak memory", "first step after"]
+    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    for row in rows:
+        lines.append(
+            f"| {row['name']} | {row['steps_per_second']:.0f} | {row['ceiling_fraction']:.0%} | {row['rollout']:.0f} "
+            f"| {row['rollout_fraction']:.0%} | {row['update']:.0f} | {row['time_over_base']:.3f} "
+            f"| {row['peak_anon_gb']:.2f} GB | {row['set_up']:.1f} s |"
+        )
+    return "\n".join(lines)
+
+
 def report(values, rows, args):
     def spread(name):
         low, middle, high = (f(values[name]) for f in (min, statistics.median, max))
@@ -291,17 +311,8 @@ def report(values, rows, args):
     values["gigaflops"] = [x / 1e9 for x in values["peak"]]
     print(f"device {args.device}, {torch.get_num_threads()} CPU threads; {args.rounds} rounds, medians")
     print(f"matrix multiplication {spread('gigaflops')} GFLOP/s")
-    print(f"environments alone {spread('environments')} steps/s, forward pass alone {spread('forward')} frames/s\n")
-    headings = ["script", "steps/s", "of the ceiling", "rollout steps/s", "of its forward passes", "update steps/s"]
-    headings += ["time / base", "peak memory", "first step after"]
-    print(f"| {' | '.join(headings)} |")
-    print("|---" * len(headings) + "|")
-    for row in rows:
-        print(
-            f"| {row['name']} | {row['steps_per_second']:.0f} | {row['ceiling_fraction']:.0%} | {row['rollout']:.0f} "
-            f"| {row['rollout_fraction']:.0%} | {row['update']:.0f} | {row['time_over_base']:.3f} "
-            f"| {row['peak_anon_gb']:.2f} GB | {row['set_up']:.1f} s |"
-        )
+    print(f"environments alone {spread('environments')} steps/s\n")
+    print(markdown(rows))
     for name, sizes in OTHER_SIZES.items():
         rates = {n: statistics.median(values[name, n, "steps_per_second"]) for n in sorted([*sizes, args.num_envs])}
         print(f"\n{name}: " + ", ".join(f"{n} environments {rate:.0f} steps/s" for n, rate in rates.items()))

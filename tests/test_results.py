@@ -35,7 +35,7 @@ def test_ewma_against_its_base():
     learning = pd.read_csv(RESULTS / "learning.csv")
     ends = [
         " / ".join(
-            f"{curve['return'].iloc[-1]:.1f}" for _, curve in learning[learning["label"] == label].groupby("run")
+            f"{curve['return'].iloc[-1]:.2f}" for _, curve in learning[learning["label"] == label].groupby("run")
         )
         for label in ("PPO-EWMA, small", "PPO, small")
     ]

@@ -1,5 +1,6 @@
 """experiments/throughput.py: that it counts the right operations, and from end to end at a tiny size."""
 
+import re
 import sys
 
 import pandas as pd
@@ -55,6 +56,22 @@ def test_from_end_to_end(tmp_path, monkeypatch, capsys):
     whole = 1 / (1 / table["rollout"] + 1 / table["update"])
     assert whole.to_list() == pytest.approx(table["steps_per_second"].to_list(), rel=0.01)
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_profile(capsys):
+    with command_line("throughput", "--profile --quick --channels 8 16 16 --device cpu".split()):
+        throughput.main()
+    printed = capsys.readouterr().out
+    rows = dict(re.findall(r"^\| (.*?) \| (.*) \|$", printed, re.MULTILINE))
+    milliseconds, shares = ([float(rows[x].split(" | ")[i].strip("%")) for x in list(rows)[1:]] for i in (0, 1))
+    assert sum(shares) == pytest.approx(100, abs=len(shares) / 2)
+    assert shares == pytest.approx([100 * x / sum(milliseconds) for x in milliseconds], abs=1)
+    dense = 2 * (16 * 8 * 8 * 256 + 256 * 15 + 256)
+    passes = {"convolution": 1, "convolution, gradient": 2}
+    for name, number in passes.items():  # the first layer has no gradient of its input
+        time, _, speed, _ = map(float, rows[name].replace("%", "").split(" | "))
+        assert time * speed * 1e6 == pytest.approx(64 * number * (operations_by_hand([8, 16, 16]) - dense), rel=0.06)
+    assert {"dense", "pooling", "ReLU", "sums"} < rows.keys()
 
 
 @pytest.mark.parametrize(
