@@ -1,6 +1,6 @@
 """How fast the scripts are on this machine, against what its matrix multiplications allow.
 
-python experiments/throughput.py            64 environments x 256 steps, 3 rounds: an hour and a half on two cores
+python experiments/throughput.py            64 environments x 256 steps, 3 rounds: 1.8 hours on two cores
 python experiments/throughput.py --quick    16 steps instead of 256, 1 round: minutes
 python experiments/throughput.py --profile  where the time of a forward-backward pass goes: a minute
 

@@ -137,6 +137,11 @@ def test_signals_say_how_to_go_on(number, code, tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
+def test_what_is_announced_reaches_a_file_at_once(tmp_path):
+    command = [*KILL, "ppo", "collect", "1", *TINY, "--run-dir", str(tmp_path / "run")]
+    assert "adjusted to the batch size" in subprocess.run(command, capture_output=True, text=True).stdout
+
+
 @pytest.mark.parametrize("script", ["ppo", "ppg_ewma"])
 def test_a_signal_is_not_lost_in_a_checkpoint(script, tmp_path, kill):
     """PyTorch writes in C++, where an exception from a signal handler becomes another one, or ends the process."""
@@ -337,6 +342,12 @@ def test_too_little_room_for_the_buffer_is_a_warning(tmp_path, capsys, monkeypat
     out = capsys.readouterr().out
     assert re.search(r"warning: the auxiliary buffer will need 0.0 GB, and .* has 0.0 GB free; --n-pi", out)
     assert "--num-steps" in out and "--aux-buffer-dir" in out and "finished" in out
+    # Room for two rollouts, more than a run of one needs, though not enough for a phase of 100.
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**12, 10**12, 10**6))
+    short = ["--n-pi", "100", "--total-timesteps", "32", "--run-dir", tmp_path / "short"]
+    with command_line("ppg", [*flags_of("ppg"), *short]):
+        module.main()
+    assert "warning" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("script", ["ppg_ewma"])

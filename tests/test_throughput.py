@@ -1,7 +1,10 @@
 """experiments/throughput.py: that it counts the right operations, and from end to end at a tiny size."""
 
+import itertools
+import json
 import re
 import sys
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -56,6 +59,20 @@ def test_from_end_to_end(tmp_path, monkeypatch, capsys):
     whole = 1 / (1 / table["rollout"] + 1 / table["update"])
     assert whole.to_list() == pytest.approx(table["steps_per_second"].to_list(), rel=0.01)
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_only_the_last_iteration_is_timed(tmp_path, monkeypatch, capsys):
+    """By a clock that counts how often it is looked at: as often in a rollout of one script as of another."""
+    monkeypatch.setattr(throughput, "time", SimpleNamespace(time=itertools.count().__next__))
+    noted = {}
+    for name, iterations in [("ppo", 1), ("staleness", 2)]:
+        flags = "--num-envs 2 --num-steps 16 --num-minibatches 2 --channels 2 2 2 --device cpu".split()
+        flags += [*throughput.CONFIGS[name].flags, "--total-timesteps", str(32 * iterations)]
+        with command_line(name, []):
+            throughput.measure_script(name, [*flags, "--run-dir", str(tmp_path / name)])
+        noted[name] = json.loads(capsys.readouterr().out)
+    assert noted["ppo"]["rollout"] == noted["staleness"]["rollout"] > 2 * 16
+    assert noted["ppo"]["rollout_forward"] == noted["staleness"]["rollout_forward"] == 16
 
 
 def test_profile(capsys):
