@@ -24,6 +24,7 @@ from helpers import (
     command_line,
     curves,
     differences,
+    environment,
     load,
     read_until,
     run,
@@ -139,7 +140,9 @@ def test_signals_say_how_to_go_on(number, code, tmp_path):
 
 def test_what_is_announced_reaches_a_file_at_once(tmp_path):
     command = [*KILL, "ppo", "collect", "1", *TINY, "--run-dir", str(tmp_path / "run")]
-    assert "adjusted to the batch size" in subprocess.run(command, capture_output=True, text=True).stdout
+    buffered = environment(PYTHONUNBUFFERED="")  # as it is where nobody has set this
+    printed = subprocess.run(command, capture_output=True, text=True, env=buffered).stdout
+    assert "adjusted to the batch size" in printed
 
 
 @pytest.mark.parametrize("script", ["ppo", "ppg_ewma"])
