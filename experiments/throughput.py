@@ -380,7 +380,7 @@ def main():
     rows = table(values, args.num_envs)
     report(values, rows, args)
     if args.csv:
-        pd.DataFrame(rows).to_csv(args.csv, index=False, float_format="%.4g")
+        pd.DataFrame(rows).to_csv(args.csv, index=False, float_format="%.6g")
     if args.plot:
         plot(rows, args.plot)
 

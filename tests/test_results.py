@@ -2,15 +2,27 @@
 
 import json
 import re
+import sys
 
 import imageio.v3 as iio
 import numpy as np
 import pandas as pd
+import pytest
 from helpers import ROOT
+
+sys.path.insert(0, str(ROOT / "experiments"))
+import throughput  # noqa: E402
 
 RESULTS = ROOT / "results"
 README = (ROOT / "README.md").read_text()
-SECTION = " ".join(README.split("## It learns")[1].split("\n## ")[0].split())
+
+
+def section(title):
+    """A section of the README, on one line."""
+    return " ".join(README.split(f"## {title}\n")[1].split("\n## ")[0].split())
+
+
+SECTION = section("It learns")
 
 
 def at(curve, step):
@@ -64,6 +76,36 @@ def test_the_returns_in_the_text():
     assert f"interval of {interval[agent]}" in SECTION
     assert f"the random policy: {mean[random]:.1f} ({interval[random]})" in SECTION
     assert f"{mean['agent', 'unseen']:.1f} against {mean['random', 'unseen']:.1f}" in SECTION
+
+
+def test_the_speeds():
+    speeds = pd.read_csv(RESULTS / "throughput.csv").set_index("name", drop=False)
+    printed = (RESULTS / "throughput.md").read_text()
+    table = printed.split("\n\n")[1]
+    assert table in README
+    numbers = [re.findall(r"[\d.]+", text) for text in (table, throughput.markdown(speeds.to_dict("records")))]
+    printed_numbers, of_csv = (list(map(float, words)) for words in numbers)
+    assert of_csv == pytest.approx(printed_numbers, rel=0.01)  # the CSV has four digits, rounded once more here
+    text, rollout = section("Speed"), speeds["rollout_fraction"]
+    assert f"A rollout spends {rollout.min():.0%} to {rollout.max():.0%} of its time in forward passes" in text
+    assert f"costs {speeds['time_over_base']['ppo_ewma']:.2f} times as much as PPO;" in text
+    assert speeds["time_over_base"]["ppg_ewma"] == pytest.approx(1, abs=0.005)
+    drift = re.search(r"matrix multiplication [\d,]+ \((\d+ to \d+)\) GFLOP/s", printed)[1]
+    assert f"speed drifts: {drift} GFLOP/s" in text
+    alone = re.search(r"environments alone ([\d,]+) \(", printed)[1]
+    assert f"Procgen alone would make {alone} steps/s" in text
+    rates = dict(re.findall(r"(\d+) environments (\d+) steps/s", printed))
+    assert f"With 16, 64 and 256 environments PPO makes {rates['16']}, {rates['64']} and {rates['256']} steps/s" in text
+
+
+def test_where_the_time_goes():
+    profile, text = (RESULTS / "throughput_profile.md").read_text(), section("Speed")
+    whole = re.search(r"the whole pass (\d+%) of it", profile)[1]
+    products = re.search(r"dense layers alone: (\d+%)", profile)[1]
+    share, speed = re.search(r"convolution, gradient \| [\d.]+ \| (\d+%) \| \d+ \| (\d+%)", profile).groups()
+    assert f"reaches {whole} of the matrix multiplication's speed" in text
+    assert f"its products alone would reach {products}" in text
+    assert f"gradients take {share} of its time, at {speed} of that speed" in text
 
 
 def test_the_clip_is_small_and_moves():
