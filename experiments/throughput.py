@@ -309,7 +309,8 @@ def report(values, rows, args):
         return f"{middle:,.0f} ({low:,.0f} to {high:,.0f})"
 
     values["gigaflops"] = [x / 1e9 for x in values["peak"]]
-    print(f"device {args.device}, {torch.get_num_threads()} CPU threads; {args.rounds} rounds, medians")
+    rounds = "1 round" if args.rounds == 1 else f"{args.rounds} rounds, medians"
+    print(f"device {args.device}, {torch.get_num_threads()} CPU threads; {rounds}")
     print(f"matrix multiplication {spread('gigaflops')} GFLOP/s")
     print(f"environments alone {spread('environments')} steps/s\n")
     print(markdown(rows))
