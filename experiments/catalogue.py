@@ -192,11 +192,16 @@ def com_vs_kl(scale):
             yield f"kl-{2**power}", f"com-{com:g}", script, flags
 
 
-# name: settings; games and number of seeds at each scale (smoke: starpilot, where episodes are short)
+# name: settings; games and number of seeds at each scale. Smoke: starpilot, where episodes are short. Small, ewma: where
+# PPO learns most in a run this short, by one run of seed 101 in each of starpilot, fruitbot, dodgeball, bigfish, chaser,
+# bossfight and leaper.
 EXPERIMENTS = {
     "staleness": (staleness, {"paper": (GAMES, 4), "small": (["starpilot"], 3), "smoke": (["starpilot"], 2)}),
     "batch-size": (batch_size, {"paper": (GAMES, 3), "small": (["starpilot"], 3), "smoke": (["starpilot"], 2)}),
-    "ewma": (ewma, {"paper": (GAMES, 4), "small": (["starpilot", "bigfish"], 3), "smoke": (["starpilot"], 2)}),
+    "ewma": (
+        ewma,
+        {"paper": (GAMES, 4), "small": (["starpilot", "fruitbot", "dodgeball"], 3), "smoke": (["starpilot"], 2)},
+    ),
     "linear-lr": (linear_lr, {"paper": (GAMES, 3), "small": (["starpilot"], 3), "smoke": (["starpilot"], 2)}),
     "adam-betas": (adam_betas, {"paper": (["heist"], 3), "small": (["heist"], 3), "smoke": (["starpilot"], 2)}),
     "com-vs-kl": (com_vs_kl, {"paper": (["starpilot"], 2), "small": (["starpilot"], 2), "smoke": (["starpilot"], 1)}),
