@@ -192,9 +192,9 @@ def com_vs_kl(scale):
             yield f"kl-{2**power}", f"com-{com:g}", script, flags
 
 
-# name: settings; games and number of seeds at each scale. Smoke: starpilot, where episodes are short. Small, ewma: where
-# PPO learns most in a run this short, by one run of seed 101 in each of starpilot, fruitbot, dodgeball, bigfish, chaser,
-# bossfight and leaper.
+# name: settings; games and number of seeds at each scale. Smoke: starpilot, where episodes are short. Small, ewma:
+# starpilot, and the two of fruitbot, dodgeball, bigfish, chaser, bossfight and leaper where a run of PPO with seed 101
+# learnt most.
 EXPERIMENTS = {
     "staleness": (staleness, {"paper": (GAMES, 4), "small": (["starpilot"], 3), "smoke": (["starpilot"], 2)}),
     "batch-size": (batch_size, {"paper": (GAMES, 3), "small": (["starpilot"], 3), "smoke": (["starpilot"], 2)}),
