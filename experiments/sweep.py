@@ -199,7 +199,7 @@ def main():
             submit(todo, runs_dir, args)
         return
     print(f"{workers} at a time with {threads} threads each; --status in another terminal shows how far they are")
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # which raises KeyboardInterrupt
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, also where that is ignored (nohup, &)
     failed = run_here(todo, runs_dir, workers, threads)
     print_failures(failed, runs_dir)
     if failed:
