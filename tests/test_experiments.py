@@ -160,9 +160,10 @@ def sigterm_pending(pid):
 
 
 def test_linear_lr_interrupted(runs_dir):
-    """Stopped while it trains, a sweep goes on from there."""
+    """Stopped while it trains, a sweep goes on from there; it takes SIGTERM also where nohup or & keep Ctrl-C away."""
     command = [sys.executable, ROOT / "experiments/sweep.py", "linear-lr", "--scale", "smoke", "--seeds", "1"]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
     process = subprocess.Popen([*command, "--runs-dir", runs_dir, "--workers", "2"], **options)
     runs = runs_of("linear-lr", "smoke", seeds=[1])
     # One that has printed an iteration: it is far enough to take a signal as a wish to go on later.
