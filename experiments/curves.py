@@ -86,7 +86,10 @@ class Results:
 
     def __init__(self, experiment, runs, rows, points, runs_dir=None):
         self.experiment, self.runs, self.runs_dir = experiment, runs, runs_dir
-        self.finished, self.hours = int(rows["finished"].sum()), rows["seconds"].sum() / 3600
+        self.finished = int(rows["finished"].sum())
+        # Of a setting, the median run stands for all: a run that was paused has counted the pause.
+        seconds = rows[rows["finished"]].groupby(["variant", "value"])["seconds"]
+        self.hours = float((seconds.median() * seconds.count()).sum()) / 3600
         self.games = [game for game in GAMES if game in set(rows["game"])]
         self.seeds = sorted(set(rows["seed"]))
         self.all_rows, self.all_points = rows, points

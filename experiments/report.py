@@ -13,7 +13,8 @@ def report(results, caption):
     parts = [
         f"# {results.experiment}, scale {results.runs[0].scale}",
         caption,
-        f"{results.finished} of {len(results.runs)} runs finished; {results.hours:.2f} hours of computing.",
+        f"{results.finished} of {len(results.runs)} runs finished; {results.hours:.2f} hours of computing, "
+        "one run after another (taking of each setting the median run).",
         f"## Final normalised return, over the last {final_window(total):,} steps",
         final_returns(results),
         "IQM: mean of the middle half of the runs. Interval: 95%, by bootstrap within each game.",

@@ -238,14 +238,14 @@ def test_com_vs_kl(runs_dir):
     assert len(finals) == 4 and all(f"{x:.3g}" in texts["com-vs-kl"].split() for x in finals)
 
 
-def make_up(x, runs_dir, first, last):
+def make_up(x, runs_dir, first, last, hours=1):
     """The files of a finished run whose return grows in a straight line, and stays where it is towards the end."""
     with SummaryWriter(x.folder(runs_dir)) as writer:
         for step in np.linspace(0, x.steps, 21):
             writer.add_scalar(RETURN, first + (last - first) * min(1, 1.25 * step / x.steps), round(step))
     x.file(runs_dir, "json").parent.mkdir(exist_ok=True)
     x.file(runs_dir, "json").write_text(x.to_json())
-    x.file(runs_dir, "exit").write_text(json.dumps({"code": 0, "steps": x.steps, "seconds": 3600}))
+    x.file(runs_dir, "exit").write_text(json.dumps({"code": 0, "steps": x.steps, "seconds": 3600 * hours}))
 
 
 def test_many_games_and_seeds(tmp_path):
@@ -255,7 +255,8 @@ def test_many_games_and_seeds(tmp_path):
     for x in runs_of("ewma", "paper", games, seeds=[1, 2, 3]):
         final = gain[x.value] + 0.01 * x.seed
         low = {"coinrun": 5, "maze": 4, "ninja": 2}[x.game]
-        make_up(x, tmp_path, low, low + (10 - low) * final)
+        paused = x.seed == 2 and x.game == "maze"
+        make_up(x, tmp_path, low, low + (10 - low) * final, hours=9 if paused else 1)
     assert "note" not in figures("ewma", tmp_path, "--out", tmp_path / "out")
     text = check_picture(tmp_path / "out/ewma.png", TOP["ewma"])
     assert (
