@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import numpy as np
-from curves import read_scalars
+from curves import ADVANTAGES, CLIPPED, read_scalars
+from stats import second_half, swing
 
 FAR = 2  # the paper says "much less" and "much more"; here that is a factor of two
-TAGS = ["policy/clip_fraction", "advantage/std_used", "last_100_episodes/return"]
 
 
 def advise(folder):
@@ -21,16 +21,16 @@ def advise(folder):
         args, script = saved["args"], saved["script"]
     except Exception as error:
         raise ValueError(f"{folder}: checkpoint.pt is damaged, or none of ours ({type(error).__name__})") from None
-    scalars, damaged = read_scalars(folder, TAGS)
+    scalars, damaged = read_scalars(folder, [CLIPPED, ADVANTAGES])
     curves = {tag: curve[:, 1] for tag, curve in scalars.items()}
     lines = [
         f"{folder}: {script}.py on {args['env_id']}, {args['num_envs']} environments, {saved['global_step']:,} steps"
     ]
     lines += [f"  note: {name} is damaged; this is about the part that can be read" for name in damaged]
     epochs_flag = "policy_epochs" if "policy_epochs" in args else "epochs"
-    lines += on_clipping(curves["policy/clip_fraction"], args, args[epochs_flag])
+    lines += on_clipping(curves[CLIPPED], args, args[epochs_flag])
     lines += on_epochs(args[epochs_flag], "--" + epochs_flag.replace("_", "-"))
-    lines += on_advantages(curves["advantage/std_used"], args)
+    lines += on_advantages(curves[ADVANTAGES], args)
     return lines
 
 
@@ -39,7 +39,7 @@ def on_clipping(fractions, args, epochs):
         return ["  clipping: is off, so there is no fraction of clipped ratios to go by"]
     if not len(fractions):
         return ["  clipping: nothing is logged yet"]
-    fraction, most = fractions[len(fractions) // 2 :].mean(), 0.1 if epochs == 1 else 0.2
+    fraction, most = second_half(fractions), 0.1 if epochs == 1 else 0.2
     text = f"  clipping: {fraction:.2%} of ratios in the second half of the run; from 1% to {most:.0%} is usual"
     if fraction < 0.01 / FAR:
         larger = "a larger iteration (--num-steps together with --num-minibatches, or --num-envs)"
@@ -63,12 +63,11 @@ def on_epochs(epochs, flag):
 def on_advantages(std, args):
     if args["adv_norm"] != "iteration":
         return [f"  advantages: --adv-norm is {args['adv_norm']}, so no estimate is carried over iterations"]
-    std = std[len(std) // 10 :]  # the first estimates are about an untrained value function
-    if len(std) < 10 or std.min() <= 0:
+    factor = swing(std)
+    if np.isnan(factor):
         return ["  advantages: too few estimates to see if they swing"]
-    swing = np.median([piece.max() / piece.min() for piece in np.array_split(std, min(10, len(std) // 5))])
-    text = f"  advantages: their standard deviation swings by a factor of {swing:.1f} within a tenth of the run"
-    if swing < 10:
+    text = f"  advantages: their standard deviation swings by a factor of {factor:.1f} within a tenth of the run"
+    if factor < 10:
         return [f"{text}; under 10 is fine. Nothing to change"]
     if "adv-norm" in args["no_adjust"]:
         return [f"{text}; normalise over more iterations: leave out adv-norm of --no-adjust"]

@@ -10,9 +10,11 @@ import pandas as pd
 from catalogue import GAMES, RANGES, SCALES, Run, runs_of
 from execution import is_locked, read_end
 from google.protobuf.message import DecodeError
+from stats import second_half, swing
 from tensorboard.compat.proto.event_pb2 import Event
 
 RETURN = "last_100_episodes/return"  # the same number of episodes at every batch size, unlike an iteration's own
+CLIPPED, ADVANTAGES = "policy/clip_fraction", "advantage/std_used"  # what section 6.2 of the paper looks at
 POINTS = 50  # of a curve in the tables
 SHARED = ["distribution-mode", "num-levels", "num-steps", "channels", "total-timesteps"]  # by all runs of a figure
 
@@ -125,7 +127,7 @@ class Results:
         """A run's row and its points. The final return is NaN until the run is finished."""
         folder, end = run.folder(runs_dir), read_end(run.file(runs_dir, "exit"))
         low, high = return_range(run)
-        scalars, damaged = read_scalars(folder, [RETURN])
+        scalars, damaged = read_scalars(folder, [RETURN, CLIPPED, ADVANTAGES])
         if not is_locked(folder):  # the last record of a live run may be half written
             notes += [f"{folder / name}: is damaged; showing what can be read of it" for name in damaged]
         curve = scalars[RETURN]
@@ -139,6 +141,8 @@ class Results:
             "seconds": end.get("seconds", 0),
             "final_return": final,
             "final_normalised_return": (final - low) / (high - low),
+            "clip_fraction": np.nan if run.flags.get("clip-coef") == 0 else second_half(scalars[CLIPPED][:, 1]),
+            "advantage_swing": swing(scalars[ADVANTAGES][:, 1]),
         }
         if not len(curve):
             return row, []

@@ -19,7 +19,9 @@ def report(results, caption):
         final_returns(results),
         "IQM: mean of the middle half of the runs. Interval: 95%, by bootstrap within each game.",
     ]
-    return "\n\n".join(parts + TESTS.get(results.experiment, lambda _: [])(results)) + "\n"
+    parts += TESTS.get(results.experiment, lambda _: [])(results)
+    parts += ["## What section 6.2 of the paper looks at", signs(results), ABOUT_SIGNS]
+    return "\n\n".join(parts) + "\n"
 
 
 def table(header, rows):
@@ -39,6 +41,25 @@ def final_returns(results):
             number = sum(map(len, samples))
             rows.append([variant, value, f"{mean:.3f}", std, f"{iqm:.3f}", interval, number])
     return table(["variant", "setting", "mean", "std over seeds", "IQM", "interval of the IQM", "runs"], rows)
+
+
+ABOUT_SIGNS = (
+    "Medians over runs. Clipped ratios: in the second half of a run; with one epoch, 1% to 10% is usual. Swing: by "
+    "what factor the standard deviation that advantages are divided by goes up and down within a tenth of a run; under "
+    "10 is fine."
+)
+
+
+def signs(results):
+    rows = []
+    for (variant, value), runs in results.all_rows.groupby(["variant", "value"], sort=False):
+        clipped, swing = (runs[column].dropna().median() for column in ("clip_fraction", "advantage_swing"))
+        cells = [
+            "no clipping" if np.isnan(clipped) else f"{clipped:.2%}",
+            "too few" if np.isnan(swing) else f"{swing:.1f}",
+        ]
+        rows.append([variant, value, *cells])
+    return table(["variant", "setting", "clipped ratios", "swing of advantages"], rows)
 
 
 def between(interval):

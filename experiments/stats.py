@@ -51,3 +51,16 @@ def stratified_interval(samples, statistic=interquartile_mean, resamples=2000):
         samples, statistic, n_resamples=resamples, method="percentile", vectorized=True, rng=np.random.default_rng(0)
     )
     return tuple(map(float, result.confidence_interval))
+
+
+def second_half(values):
+    """Mean over the second half of a run."""
+    return values[len(values) // 2 :].mean() if len(values) else np.nan
+
+
+def swing(values):
+    """By what factor values go up and down within a tenth of a run, typically; not counting its first tenth."""
+    values = values[len(values) // 10 :]
+    if len(values) < 10 or values.min() <= 0:
+        return np.nan
+    return np.median([piece.max() / piece.min() for piece in np.array_split(values, min(10, len(values) // 5))])

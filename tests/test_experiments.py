@@ -97,12 +97,15 @@ def check_results(name, runs_dir, pictures, seeds):
     assert table["finished"].all() and (table["seconds"] > 0).all()
     low, high = 2.5, 64  # Procgen's constants: starpilot, easy mode
     for x in runs:
-        events = EventAccumulator(str(x.folder(runs_dir)), size_guidance={"scalars": 0}).Reload().Scalars(RETURN)
+        log = EventAccumulator(str(x.folder(runs_dir)), size_guidance={"scalars": 0}).Reload()
+        events, clipped = log.Scalars(RETURN), [event.value for event in log.Scalars("policy/clip_fraction")]
         mask = (table[key].astype(str) == [x.game, x.variant, x.value, str(x.seed)]).all(axis=1)
         final = np.mean([event.value for event in events if event.step > x.steps * 0.9])
         assert table.loc[mask, "final_return"].item() == pytest.approx(final, rel=1e-4)
         normalised = table.loc[mask, "final_normalised_return"].item()
         assert normalised == pytest.approx((final - low) / (high - low), rel=1e-4)
+        fraction = np.nan if x.flags.get("clip-coef") == 0 else np.mean(clipped[len(clipped) // 2 :])
+        assert table.loc[mask, "clip_fraction"].item() == pytest.approx(fraction, nan_ok=True)
     return texts, (folder / f"{name}.md").read_text()
 
 
@@ -116,6 +119,7 @@ def test_staleness(runs_dir):
     texts, report = check_results("staleness", runs_dir, ["staleness"], [1])
     assert "one seed, so there are no error bars" in texts["staleness"]
     assert "decoupled 1 | recent 1" in report
+    assert re.search(r"\| recent \| 1 \| \d+\.\d\d% \| too few \|", report)  # three iterations
     curves = (runs_dir / "staleness/smoke").glob("starpilot__*")
     assert len(list(curves)) == 4  # at staleness 0 one run serves the three losses
     real = runs_dir / "staleness/smoke/starpilot__decoupled__1__seed1"
