@@ -15,7 +15,10 @@ def report(results, caption):
         caption,
         f"{results.finished} of {len(results.runs)} runs finished; {results.hours:.2f} hours of computing, "
         "one run after another (taking of each setting the median run).",
-        f"## Final normalised return, over the last {final_window(total):,} steps",
+        f"## Final return, over the last {final_window(total):,} steps",
+        overview(results),
+        "Mean over seeds, and standard deviation.",
+        "## Final normalised return",
         final_returns(results),
         "IQM: mean of the middle half of the runs. Interval: 95%, by bootstrap within each game.",
     ]
@@ -27,6 +30,21 @@ def report(results, caption):
 def table(header, rows):
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def overview(results):
+    """Returns as the game gives them: a line for each variant and game, a column for each setting."""
+    finals = results.rows.dropna(subset=["final_return"])
+    variants, games = list(dict.fromkeys(results.all_rows["variant"])), results.games
+    columns = max(map(results.values, variants), key=len)
+    rows = []
+    for variant, game in [(x, y) for x in variants for y in games]:
+        returns = finals[(finals["variant"] == variant) & (finals["game"] == game)].groupby("value")["final_return"]
+        mean, std, cells = returns.mean(), returns.std(), []
+        for value in columns:
+            cells.append(f"{mean[value]:.2f} ± {std[value]:.2f}".removesuffix(" ± nan") if value in mean else "")
+        rows.append([", ".join([variant] * (len(variants) > 1) + [game] * (len(games) > 1)) or game, *cells])
+    return table(["", *columns], rows)
 
 
 def final_returns(results):
