@@ -141,6 +141,7 @@ class Results:
             "seconds": end.get("seconds", 0),
             "final_return": final,
             "final_normalised_return": (final - low) / (high - low),
+            "mean_return": curve[:, 1].mean() if len(curve) else np.nan,
             "clip_fraction": np.nan if run.flags.get("clip-coef") == 0 else second_half(scalars[CLIPPED][:, 1]),
             "advantage_swing": swing(scalars[ADVANTAGES][:, 1]),
         }

@@ -16,8 +16,11 @@ def report(results, caption):
         f"{results.finished} of {len(results.runs)} runs finished; {results.hours:.2f} hours of computing, "
         "one run after another (taking of each setting the median run).",
         f"## Final return, over the last {final_window(total):,} steps",
-        overview(results),
+        overview(results, "final_return"),
         "Mean over seeds, and standard deviation.",
+        "## Return over the whole run",
+        overview(results, "mean_return"),
+        "The same, of the learning curve's mean.",
         "## Final normalised return",
         final_returns(results),
         "IQM: mean of the middle half of the runs. Interval: 95%, by bootstrap within each game.",
@@ -32,18 +35,17 @@ def table(header, rows):
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def overview(results):
+def overview(results, column):
     """Returns as the game gives them: a line for each variant and game, a column for each setting."""
-    finals = results.rows.dropna(subset=["final_return"])
-    variants, games = list(dict.fromkeys(results.all_rows["variant"])), results.games
-    columns = max(map(results.values, variants), key=len)
-    rows = []
-    for variant, game in [(x, y) for x in variants for y in games]:
-        returns = finals[(finals["variant"] == variant) & (finals["game"] == game)].groupby("value")["final_return"]
-        mean, std, cells = returns.mean(), returns.std(), []
-        for value in columns:
-            cells.append(f"{mean[value]:.2f} ± {std[value]:.2f}".removesuffix(" ± nan") if value in mean else "")
-        rows.append([", ".join([variant] * (len(variants) > 1) + [game] * (len(games) > 1)) or game, *cells])
+    returns = results.rows.dropna(subset=["final_return"]).set_index(["variant", "game", "value"])[column]
+    variants = list(dict.fromkeys(results.all_rows["variant"]))
+    columns, rows = max(map(results.values, variants), key=len), []
+    for variant, game in [(x, y) for x in variants for y in results.games]:
+        name = ", ".join([variant] * (len(variants) > 1) + [game] * (len(results.games) > 1)) or game
+        samples = [returns[returns.index == (variant, game, value)] for value in columns]
+        rows.append(
+            [name, *(f"{x.mean():.2f} ± {x.std():.2f}".replace(" ± nan", "") if len(x) else "" for x in samples)]
+        )
     return table(["", *columns], rows)
 
 

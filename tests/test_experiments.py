@@ -104,6 +104,8 @@ def check_results(name, runs_dir, pictures, seeds):
         assert table.loc[mask, "final_return"].item() == pytest.approx(final, rel=1e-4)
         normalised = table.loc[mask, "final_normalised_return"].item()
         assert normalised == pytest.approx((final - low) / (high - low), rel=1e-4)
+        mean = np.mean([event.value for event in events])
+        assert table.loc[mask, "mean_return"].item() == pytest.approx(mean, rel=1e-4)
         fraction = np.nan if x.flags.get("clip-coef") == 0 else np.mean(clipped[len(clipped) // 2 :])
         assert table.loc[mask, "clip_fraction"].item() == pytest.approx(fraction, nan_ok=True)
     return texts, (folder / f"{name}.md").read_text()
