@@ -157,7 +157,10 @@ def test_ewma(runs_dir):
     figures("ewma", runs_dir)
     texts, report = check_results("ewma", runs_dir, ["ewma"], [1])
     assert {"PPO", "PPO-EWMA", "PPG", "PPG-EWMA"} <= set(re.split(r" |(?<=EWMA)\n", texts["ewma"]))
-    assert re.findall(r"algorithms (\S+) \| algorithms (\S+)", report) == [("ppo-ewma", "ppo"), ("ppg-ewma", "ppg")]
+    assert re.findall(r"\| (\S+-ewma) \| (\S+) \|", report.split("Does EWMA help?")[1])[:2] == [
+        ("ppo-ewma", "ppo"),
+        ("ppg-ewma", "ppg"),
+    ]
 
 
 def sigterm_pending(pid):
@@ -276,7 +279,23 @@ def test_many_games_and_seeds(tmp_path):
     # maze: of 6 from its least to its greatest return, gains of 0.02, 0.12, 0.32 and 0.42
     assert "| maze | 4.12 ± 0.06 | 4.72 ± 0.06 | 5.92 ± 0.06 | 6.52 ± 0.06 |" in report
     # three games, in each all three runs above all three: Z is the root of 3 times 4.5 / sqrt(5.25)
-    assert re.search(r"algorithms ppo-ewma \| algorithms ppo \| 0.100 \| \S+ to \S+ \| 3.40 \| 0.0003\d \| yes", report)
+    assert re.search(r"\| ppo-ewma \| ppo \| 0.100 \| \S+ to \S+ \| 3.40 of 3.40 \| 0.0003\d \| yes", report)
+
+
+def test_decoupling_at_all_ages(tmp_path):
+    """On made-up runs where it always helps against one loss, and against the other at every second age only."""
+    for x in runs_of("staleness", "small", ["maze"], seeds=[1, 2, 3]):
+        behaviour = 6 + 0.3 * (-1) ** int(x.value).bit_length()  # at staleness 1 to 16: below, above, below, ...
+        final = {"decoupled": 6, "recent": 5.4, "behavior": behaviour}[x.variant] + 0.01 * x.seed
+        make_up(x, tmp_path, 3, final)
+    figures("staleness", tmp_path, "--out", tmp_path / "out")
+    report = (tmp_path / "out/staleness.md").read_text()
+    # Maze: 5 from its least to its greatest return. A test has three runs against three, all ages together are five such.
+    assert re.search(r"\| decoupled 4 \| recent 4 \| 0.120 \| \S+ to \S+ \| 1.96 of 1.96 \| 0.025 \| no \|", report)
+    assert re.search(r"\| decoupled \| recent, all ages \| 0.120 \| .* \| 4.39 of 4.39 \| 5.\de-06 \| yes \|", report)
+    assert "| decoupled 2 | behavior 2 | -0.060 |" in report
+    assert re.search(r"\| decoupled \| behavior, all ages \| 0.012 \| .* \| 0.88 of 4.39 \|", report)  # a fifth of it
+    assert "48 of 48 runs finished" in report and "| decoupled | 6.02 ± 0.01 |" in report
 
 
 def test_the_tables_are_enough_to_draw_again(tmp_path):
