@@ -290,7 +290,7 @@ def test_decoupling_at_all_ages(tmp_path):
         make_up(x, tmp_path, 3, final)
     figures("staleness", tmp_path, "--out", tmp_path / "out")
     report = (tmp_path / "out/staleness.md").read_text()
-    # Maze: 5 from its least to its greatest return. A test has three runs against three, all ages together are five such.
+    # Maze: 5 from its least to its greatest return. A test has three runs against three, all ages are five such.
     assert re.search(r"\| decoupled 4 \| recent 4 \| 0.120 \| \S+ to \S+ \| 1.96 of 1.96 \| 0.025 \| no \|", report)
     assert re.search(r"\| decoupled \| recent, all ages \| 0.120 \| .* \| 4.39 of 4.39 \| 5.\de-06 \| yes \|", report)
     assert "| decoupled 2 | behavior 2 | -0.060 |" in report
