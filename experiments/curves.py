@@ -133,6 +133,7 @@ class Results:
         curve = scalars[RETURN]
         finished = end.get("code") == 0 and len(curve) > 0 and curve[-1, 0] >= run.steps
         final = curve[curve[:, 0] > run.steps - final_window(run.steps), 1].mean() if finished else np.nan
+        mean = curve[:, 1].mean() if len(curve) else np.nan
         row = {
             "scale": run.scale,
             "script": run.script,
@@ -141,7 +142,8 @@ class Results:
             "seconds": end.get("seconds", 0),
             "final_return": final,
             "final_normalised_return": (final - low) / (high - low),
-            "mean_return": curve[:, 1].mean() if len(curve) else np.nan,
+            "mean_return": mean,
+            "mean_normalised_return": (mean - low) / (high - low),
             "clip_fraction": np.nan if run.flags.get("clip-coef") == 0 else second_half(scalars[CLIPPED][:, 1]),
             "advantage_swing": swing(scalars[ADVANTAGES][:, 1]),
         }
@@ -174,16 +176,16 @@ class Results:
         """A variant's settings, in the catalogue's order."""
         return list(dict.fromkeys(self.rows.loc[self.rows["variant"] == variant, "value"]))
 
-    def final(self, variant, value):
-        """Final normalised returns of the finished runs of a setting, {game: {seed: return}}."""
+    def final(self, variant, value, column="final_normalised_return"):
+        """Final normalised returns, or another number, of the finished runs of a setting, {game: {seed: number}}."""
         table = self.rows[(self.rows["variant"] == variant) & (self.rows["value"] == value)]
         table = table.dropna(subset=["final_normalised_return"])
         games = table.groupby("game")
-        return {game: group.set_index("seed")["final_normalised_return"].to_dict() for game, group in games}
+        return {game: group.set_index("seed")[column].to_dict() for game, group in games}
 
-    def over_seeds(self, variant, value):
+    def over_seeds(self, variant, value, column="final_normalised_return"):
         """For each seed the mean over games; seeds that lack a game are left out."""
-        final = self.final(variant, value)
+        final = self.final(variant, value, column)
         return np.array([np.mean([final[game][s] for game in final]) for s in self.seeds if self.has(final, s)])
 
     def has(self, final, seed):

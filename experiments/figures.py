@@ -30,8 +30,8 @@ COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"]  # 
 ALGORITHMS = {"ppo": "PPO", "ppo-ewma": "PPO-EWMA", "ppg": "PPG", "ppg-ewma": "PPG-EWMA"}
 TITLES = {
     "decoupled": "decoupled objective",
-    "behavior": "behaviour policy does both jobs",
-    "recent": "recent policy does both jobs",
+    "behavior": "behaviour policy for both",
+    "recent": "recent policy for both",
     "all": "all adjustments",
     "no-step-size": "no step size adjustment",
     "no-adv-norm": "no adv. norm. adjustment",
@@ -276,22 +276,29 @@ def about_bars(results):
 
 
 def draw_staleness(results, folder):
-    losses = ["recent", "decoupled", "behavior"]
-    figure, panels, _ = panels_of_curves(results, losses, 2, 2, 4.7)
-    panels[1, 1].remove()
-    axes = figure.add_subplot(2, 2, 4, sharey=panels[0, 0])
-    ages = results.values("decoupled")
-    for loss, name, colour, marker in zip(losses, ["recent", "decoupled", "behaviour"], COLOURS, "osv", strict=False):
-        seeds = [results.over_seeds(loss, age) for age in ages]
-        mean = [x.mean() if len(x) else np.nan for x in seeds]
-        std = [x.std(ddof=1) if len(x) > 1 else 0 for x in seeds]
-        axes.errorbar(range(len(ages)), mean, std, marker=marker, ms=4, capsize=2, color=colour, label=name)
-    axes.set_xticks(range(len(ages)), ages)
-    axes.set(title="(d) at the end of training", xlabel="staleness (iterations)")
-    axes.legend()
-    right_axis(axes, results)
-    panels[0, 1].set_xlabel("environment steps")
-    legend_above(figure, panels[0, 0], results)
+    losses, ages = ["recent", "decoupled", "behavior"], results.values("decoupled")
+    figure, panels = plt.subplot_mosaic("aabbcc;dddeee", figsize=(WIDTH, 4.6), sharey=True, layout="constrained")
+    colours = colours_of(results, ages)
+    for letter, loss in zip("abc", losses, strict=True):
+        draw_curves(panels[letter], results, loss, colours)
+        panels[letter].set(title=f"({letter}) {TITLES[loss]}", xlabel="environment steps")
+    for letter, title, column in [("d", "at the end of training", "final"), ("e", "over the whole run", "mean")]:
+        axes = panels[letter]
+        for loss, colour, marker, aside in zip(losses, COLOURS, "osv", (-0.1, 0, 0.1), strict=False):
+            seeds = [results.over_seeds(loss, age, f"{column}_normalised_return") for age in ages]
+            mean = [x.mean() if len(x) else np.nan for x in seeds]
+            std = [x.std(ddof=1) if len(x) > 1 else 0 for x in seeds]
+            x, name = np.arange(len(ages)) + aside, TITLES[loss].split()[0]
+            axes.errorbar(x, mean, std, marker=marker, ms=4, capsize=2, color=colour, label=name)
+        axes.set_xticks(range(len(ages)), ages)
+        axes.set(title=f"({letter}) {title}", xlabel="staleness (iterations)")
+    for letter in "bce":
+        panels[letter].tick_params(labelleft=False)
+    for letter in "ce":
+        right_axis(panels[letter], results)
+    panels["e"].legend()
+    figure.supylabel("normalised return" + (", mean over games" if len(results.games) > 1 else ""))
+    legend_above(figure, panels["a"], results)
     iteration = results.runs[0].flags["num-envs"] * results.runs[0].flags["num-steps"]
     says = f"PPO on data made stale on purpose (paper's fig. 1). One iteration is {iteration:,} environment steps."
     save(figure, folder, "staleness", says, results)

@@ -165,11 +165,11 @@ def difference_cells(strata):
     return f"{mean_difference(*samples):.3f}", between(interval)
 
 
-def comparisons(results, title, pairs):
+def comparisons(results, title, pairs, column="final_normalised_return"):
     """Is the first better? pairs: (name, name, [(setting, setting), ...]); several such are strata of one test."""
     rows, tests = [], []
     for first, second, settings in pairs:
-        strata = [x for pair in settings for x in strata_of(*(results.final(*setting) for setting in pair))]
+        strata = [x for pair in settings for x in strata_of(*(results.final(*setting, column) for setting in pair))]
         if strata:
             tests.append(van_elteren(strata))
             rows.append([first, second, *difference_cells(strata), tests[-1]])
@@ -191,7 +191,10 @@ def staleness_tests(results):
         settings = [(("decoupled", age), (other, age)) for age in ages]
         pairs += [(f"decoupled {age}", f"{other} {age}", [x]) for age, x in zip(ages, settings, strict=True)]
         pairs += [("decoupled", f"{other}, all ages", settings)] * (len(ages) > 1)
-    return comparisons(results, "Does decoupling help?", pairs)
+    return [
+        *comparisons(results, "Does decoupling help? Final normalised return", pairs),
+        *comparisons(results, "Does decoupling help? Over the whole run", pairs, "mean_normalised_return"),
+    ]
 
 
 def ewma_tests(results):

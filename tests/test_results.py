@@ -12,6 +12,10 @@ from helpers import ROOT
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import throughput  # noqa: E402
+from catalogue import runs_of  # noqa: E402
+from curves import Results  # noqa: E402
+from figures import caption_of  # noqa: E402
+from report import overview, report  # noqa: E402
 
 RESULTS = ROOT / "results"
 README = (ROOT / "README.md").read_text()
@@ -106,6 +110,64 @@ def test_where_the_time_goes():
     assert f"reaches {whole} of the matrix multiplication's speed" in text
     assert f"its products alone would reach {products}" in text
     assert f"gradients take {share} of its time, at {speed} of that speed" in text
+
+
+@pytest.mark.parametrize("name", ["staleness"])
+def test_an_experiment_is_complete_and_its_report_follows_from_its_tables(name):
+    results = Results.of_csv(name, RESULTS)
+    assert results.finished == len(results.runs) == len(runs_of(name, "small"))
+    assert report(results, caption_of(results)) == (RESULTS / f"{name}.md").read_text()
+    assert overview(results, "final_return") in README
+
+
+def cells_of(text, *beginning):
+    """The cells that follow in the line of a table that begins like this."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines()]
+    (cells,) = [line[len(beginning) :] for line in lines if line[: len(beginning)] == list(beginning)]
+    return cells
+
+
+def test_the_sentences_on_staleness():
+    text, report = section("The paper's claims, on two cores"), (RESULTS / "staleness.md").read_text()
+    runs = pd.read_csv(RESULTS / "staleness_runs.csv").set_index(["variant", "value", "seed"]).sort_index()
+    final, curves = runs["final_return"], pd.read_csv(RESULTS / "staleness.csv")
+    hours = float(re.search(r"([\d.]+) hours of computing", report)[1])
+    assert f"({len(runs)} runs, {hours / 2:.1f} hours on two cores)" in text
+
+    random = next(
+        result["return"]["mean"]
+        for result in json.loads((RESULTS / "play.json").read_text())["results"]
+        if (result["policy"], result["levels"]) == ("random", "training")
+    )
+    assert f"(the random policy has {random:.1f})" in text
+    below = {setting: int((group < random).sum()) for setting, group in final.groupby(["variant", "value"])}
+    assert {setting: n for setting, n in below.items() if n} == {
+        ("recent", 4): 1,
+        ("recent", 8): 3,
+        ("recent", 16): 3,
+        ("decoupled", 16): 1,
+    }
+    assert (final["recent"].loc[[8, 16]] < 0.05).all() and "all 6 runs end at a return of 0" in text
+
+    clipped = runs["clip_fraction"].groupby(["variant", "value"]).median()
+    low, high, fresh = clipped["behavior"].min(), clipped["behavior"].max(), clipped["decoupled", 0]
+    assert f"{low:.0%} to {high:.0%} of the ratios are clipped, with fresh data {fresh:.0%}" in text
+    whole = report.split("Over the whole run")[1]
+    effect, interval, z, p, significant = cells_of(whole, "decoupled", "behavior, all ages")
+    assert significant == "yes"
+    assert f"by {effect} of normalised return on average (95% interval {interval})" in text
+    assert f"(Z = {z.split()[0]}, p = {p})" in text
+    assert all(float(cells_of(whole, f"decoupled {age}", f"behavior {age}")[0]) > 0 for age in (1, 2, 4, 8, 16))
+
+    mean = final.groupby(["variant", "value"]).mean()
+    assert all(mean["decoupled", age] > max(mean["recent", age], mean["behavior", age]) for age in (1, 2, 4))
+    old = curves[(curves["variant"] == "decoupled") & (curves["value"] >= 8)]
+    highest = old.groupby(["value", "seed"])["return"].max()
+    assert f"up to a return of {highest.min():.1f} to {highest.max():.1f}" in text
+    effect, interval, *_ = cells_of(report.split("Over the whole run")[0], "decoupled", "behavior, all ages")
+    assert f"(all ages together: by {effect}, {interval})" in text
+    iterations = 114_688 / (16 * 64), 100e6 / (256 * 256)
+    assert f"8 iterations are {8 / iterations[0]:.0%} of it, in the paper {8 / iterations[1]:.1%}" in text
 
 
 def test_the_clip_is_small_and_moves():
