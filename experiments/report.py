@@ -47,7 +47,8 @@ def overview(results, column):
         rows.append(
             [name, *(f"{x.mean():.2f} ± {x.std():.2f}".replace(" ± nan", "") if len(x) else "" for x in samples)]
         )
-    return table(["", *columns], rows)
+    corner = {"staleness": "staleness", "ewma": "", "com-vs-kl": ""}.get(results.experiment, "environments")
+    return table([corner, *columns], rows)
 
 
 def final_returns(results):

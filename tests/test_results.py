@@ -16,6 +16,7 @@ from catalogue import runs_of  # noqa: E402
 from curves import Results  # noqa: E402
 from figures import caption_of  # noqa: E402
 from report import overview, report  # noqa: E402
+from stats import mean_difference, stratified_interval, van_elteren  # noqa: E402
 
 RESULTS = ROOT / "results"
 README = (ROOT / "README.md").read_text()
@@ -120,19 +121,24 @@ def test_an_experiment_is_complete_and_its_report_follows_from_its_tables(name):
     assert overview(results, "final_return") in README
 
 
-def cells_of(text, *beginning):
-    """The cells that follow in the line of a table that begins like this."""
-    lines = [line.strip("| ").split(" | ") for line in text.splitlines()]
-    (cells,) = [line[len(beginning) :] for line in lines if line[: len(beginning)] == list(beginning)]
-    return cells
+def pooled(results, first, second, column):
+    """Of all stalenesses together: mean difference with its interval, and p."""
+    ages = [age for age in results.values(first) if age != "0"]
+    pairs = [
+        (results.final(first, age, column)["starpilot"], results.final(second, age, column)["starpilot"])
+        for age in ages
+    ]
+    strata = [tuple(np.array(list(x.values())) for x in pair) for pair in pairs]
+    samples = [x for x, _ in strata] + [y for _, y in strata]
+    low, high = stratified_interval(samples, mean_difference)
+    return f"{mean_difference(*samples):.1f}", f"{low:.1f} to {high:.1f}", f"{van_elteren(strata).p:.2g}"
 
 
 def test_the_sentences_on_staleness():
-    text, report = section("The paper's claims, on two cores"), (RESULTS / "staleness.md").read_text()
-    runs = pd.read_csv(RESULTS / "staleness_runs.csv").set_index(["variant", "value", "seed"]).sort_index()
-    final, curves = runs["final_return"], pd.read_csv(RESULTS / "staleness.csv")
-    hours = float(re.search(r"([\d.]+) hours of computing", report)[1])
-    assert f"({len(runs)} runs, {hours / 2:.1f} hours on two cores)" in text
+    text, results = section("The paper's claims, on two cores"), Results.of_csv("staleness", RESULTS)
+    assert f"{len(results.runs)} runs, {results.hours:.1f} hours of one core" in text
+    runs = results.all_rows.astype({"value": int}).set_index(["variant", "value", "seed"]).sort_index()
+    final, whole, ages = runs["final_return"], runs["mean_return"], (1, 2, 4, 8, 16)
 
     random = next(
         result["return"]["mean"]
@@ -140,34 +146,43 @@ def test_the_sentences_on_staleness():
         if (result["policy"], result["levels"]) == ("random", "training")
     )
     assert f"(the random policy has {random:.1f})" in text
-    below = {setting: int((group < random).sum()) for setting, group in final.groupby(["variant", "value"])}
-    assert {setting: n for setting, n in below.items() if n} == {
-        ("recent", 4): 1,
-        ("recent", 8): 3,
-        ("recent", 16): 3,
-        ("decoupled", 16): 1,
-    }
-    assert (final["recent"].loc[[8, 16]] < 0.05).all() and "all 6 runs end at a return of 0" in text
+    assert (final["recent"].loc[[8, 16]] < 0.05).all() and "all 6 runs end at a return of 0 " in text
+    assert (final["recent", 4] < random).sum() == 1 and "with 4 one of 3." in text
+    assert final["behavior"].min() > random
 
     clipped = runs["clip_fraction"].groupby(["variant", "value"]).median()
     low, high, fresh = clipped["behavior"].min(), clipped["behavior"].max(), clipped["decoupled", 0]
     assert f"{low:.0%} to {high:.0%} of the ratios are clipped, with fresh data {fresh:.0%}" in text
-    whole = report.split("Over the whole run")[1]
-    effect, interval, z, p, significant = cells_of(whole, "decoupled", "behavior, all ages")
-    assert significant == "yes"
-    assert f"by {effect} of normalised return on average (95% interval {interval})" in text
-    assert f"(Z = {z.split()[0]}, p = {p})" in text
-    assert all(float(cells_of(whole, f"decoupled {age}", f"behavior {age}")[0]) > 0 for age in (1, 2, 4, 8, 16))
+    assert all(whole["decoupled", age].mean() > whole["behavior", age].mean() for age in ages)
+    apart = [age for age in ages if whole["decoupled", age].min() > whole["behavior", age].max()]
+    assert apart == [2, 4, 8, 16] and "but for a staleness of 1 in all runs" in text
+    effect, _, p = pooled(results, "decoupled", "behavior", "mean_return")
+    assert f"at every staleness, by {effect} in the mean" in text
+    assert f"decoupled above behaviour over the learning curve, p = {p}." in text and float(p) < 0.001 / 12
 
-    mean = final.groupby(["variant", "value"]).mean()
-    assert all(mean["decoupled", age] > max(mean["recent", age], mean["behavior", age]) for age in (1, 2, 4))
-    old = curves[(curves["variant"] == "decoupled") & (curves["value"] >= 8)]
-    highest = old.groupby(["value", "seed"])["return"].max()
-    assert f"up to a return of {highest.min():.1f} to {highest.max():.1f}" in text
-    effect, interval, *_ = cells_of(report.split("Over the whole run")[0], "decoupled", "behavior, all ages")
-    assert f"(all ages together: by {effect}, {interval})" in text
-    iterations = 114_688 / (16 * 64), 100e6 / (256 * 256)
-    assert f"8 iterations are {8 / iterations[0]:.0%} of it, in the paper {8 / iterations[1]:.1%}" in text
+    assert all(whole["decoupled", age].mean() > whole["recent", age].mean() for age in (4, 8, 16))
+    curves = results.all_points.astype({"value": int})
+    curves = curves[(curves["variant"] == "decoupled") & (curves["value"] >= 8)].groupby(["value", "seed"])["return"]
+    highest = curves.max()
+    lowest = curves.apply(lambda curve: curve.loc[curve.idxmax() :].min())
+    fallen = f"{(lowest < 0.5).sum()} of the {len(lowest)} runs fall below 0.5"
+    assert f"after a return of {highest.min():.1f} to {highest.max():.1f}, {fallen}" in text
+    effect, interval, p_end = pooled(results, "decoupled", "recent", "final_return")
+    assert f"above the recent policy by {effect} (95% interval {interval})" in text
+    p_whole = pooled(results, "decoupled", "recent", "mean_return")[2]
+    assert f"Decoupled against recent: p = {p_end} at the end, {p_whole} over the learning curve." in text
+    effect, interval, _ = pooled(results, "decoupled", "behavior", "final_return")
+    assert f"the behaviour policy ({effect}, {interval})" in text
+
+    mean = final.groupby(["variant", "value"]).mean()["decoupled"]
+    lost = [f"{1 - mean[age] / mean[0]:.0%}" for age in (1, 2, 4)]
+    assert f"it has lost {lost[0]}, {lost[1]} and {lost[2]} of its return" in text
+    ours, paper = results.runs[0].flags, runs_of("staleness", "paper")[0].flags
+    assert f"{paper['total-timesteps'] / ours['total-timesteps']:.0f} times shorter" in text
+    iteration, papers = (x["num-envs"] * x["num-steps"] for x in (ours, paper))
+    share, papers_share = 8 * iteration / ours["total-timesteps"], 8 * papers / paper["total-timesteps"]
+    assert f"8 iterations are {share:.0%} of our run, in the paper {papers_share:.1%}" in text
+    assert f"minibatches have {iteration // 8} steps, not {papers // 8:,}" in text
 
 
 def test_the_clip_is_small_and_moves():
