@@ -226,6 +226,13 @@ def draw_bars(axes, results, groups):
             x, y = place - 0.4 + width * (number + 0.5), samples[0].mean() - samples[1].mean()
             axes.bar(x, y, 0.9 * width, yerr=error, color=colour, error_kw={"linewidth": 0.8, "capsize": 2})
     axes.set_xticks(range(len(groups)), groups)
+    if 1 < len(results.games) <= 4:  # there is room for their names
+        places = [place - 0.4 + width * (n + 0.5) for place in range(len(groups)) for n in range(len(results.games))]
+        axes.xaxis.remove_overlapping_locs = False  # those in the middle
+        look = {"rotation": 35, "ha": "right", "rotation_mode": "anchor", "fontsize": 7}
+        axes.set_xticks(places, results.games * len(groups), minor=True, **look)
+        axes.tick_params(axis="x", which="minor", length=0)
+        axes.tick_params(axis="x", which="major", length=0, pad=6 + 3 * max(map(len, results.games)))
     axes.set_yscale("function", functions=(lambda y: np.sign(y) * np.sqrt(np.abs(y)), lambda y: np.sign(y) * y**2))
     low, high = axes.get_ylim()
     ticks = [x for x in (0.003, 0.01, 0.03, 0.1, 0.3, 0.6, 1, 2) if x > max(-low, high) / 40]
@@ -243,7 +250,7 @@ def draw_by_game(results, variants, folder):
         colours = colours_of(results, results.values(variant))
         for axes, game in zip(panels.flat, results.games, strict=False):
             draw_curves(axes, results, variant, colours, column="return", game=game)
-            steps_axis(axes, results, ticks=2 if len(results.games) > 2 else 4)
+            steps_axis(axes, results, ticks=2 if len(results.games) > 3 else 4)
         figure.supylabel("return")
         legend_above(figure, panels[0, 0], results)
         title = TITLES[variant]
@@ -268,7 +275,7 @@ def panels_of_games(results, **options):
 
 def about_bars(results):
     window = final_window(results.runs[0].steps)
-    order = f" Bars from left to right: {', '.join(results.games)}." if len(results.games) > 1 else ""
+    order = f" Bars from left to right: {', '.join(results.games)}." if len(results.games) > 4 else ""
     return f"over the last {window:,} steps, on a square-root scale.{order}"
 
 
@@ -346,7 +353,7 @@ def draw_advantage_std(results, colours, folder):
                 axes.plot(*curve.T, color=colours[run.value], label=run.value, linewidth=0.8)
                 table += [(game, run.value, seed, int(step), std) for step, std in curve]
         axes.set_yscale("log")
-        steps_axis(axes, results, ticks=2 if len(results.games) > 2 else 4)
+        steps_axis(axes, results, ticks=2 if len(results.games) > 3 else 4)
     figure.supylabel("standard deviation of advantages")
     legend_above(figure, panels[0, 0], results)
     says = (

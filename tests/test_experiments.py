@@ -268,9 +268,7 @@ def test_many_games_and_seeds(tmp_path):
         make_up(x, tmp_path, low, low + (10 - low) * final, hours=9 if paused else 1)
     assert "note" not in figures("ewma", tmp_path, "--out", tmp_path / "out")
     text = check_picture(tmp_path / "out/ewma.png", TOP["ewma"])
-    assert (
-        "mean over 3 seeds" in text and "Shrunk" not in text and "Bars from left to right: coinrun, maze, ninja" in text
-    )
+    assert "mean over 3 seeds" in text and "Shrunk" not in text and text.count("maze") == 3  # two bars, caption
     text = check_picture(tmp_path / "out/ewma_by_game_algorithms.png", TOP["ewma"])
     assert "mean and standard deviation over 3 seeds" in text and "maze" in text
     report = (tmp_path / "out/ewma.md").read_text()
