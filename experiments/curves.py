@@ -110,15 +110,32 @@ class Results:
         return cls(experiment, runs, pd.DataFrame(rows), pd.DataFrame(points, columns=columns), runs_dir)
 
     @classmethod
-    def of_csv(cls, experiment, folder):
-        """Read the two tables that figures.py has written."""
+    def of_csv(cls, experiment, *folders):
+        """Read the two tables that figures.py has written; of several machines, each run where it is furthest."""
         rows, points = (
-            pd.read_csv(Path(folder) / name, dtype={"value": str}, float_precision="round_trip")
+            pd.concat(
+                pd.read_csv(Path(folder) / name, dtype={"value": str}, float_precision="round_trip").assign(
+                    origin=place
+                )
+                for place, folder in enumerate(folders)
+            )
             for name in (f"{experiment}_runs.csv", f"{experiment}.csv")
         )
+        if rows["scale"].nunique() > 1:
+            raise ValueError(f"mixed scale: {', '.join(rows['scale'].unique())}")
         key = ["game", "variant", "value", "seed"]
+        rows = rows.sort_values(["finished", "steps"], kind="stable").drop_duplicates(key, keep="last")
+        points = points.merge(rows[[*key, "origin"]])
+        runs = runs_of(experiment, rows["scale"].iloc[0], sorted(set(rows["game"])), sorted(set(rows["seed"])))
+        order = {setting: place for place, setting in enumerate(dict.fromkeys((x.variant, x.value) for x in runs))}
+        rows, points = (
+            table.assign(setting=[order[x] for x in zip(table["variant"], table["value"], strict=True)])
+            .sort_values(["setting", "game", "seed", *more])
+            .drop(columns=["origin", "setting"])
+            .reset_index(drop=True)
+            for table, more in ((rows, []), (points, ["step"]))
+        )
         there = set(rows[key].itertuples(index=False, name=None))
-        runs = runs_of(experiment, rows["scale"].iloc[0], list(dict.fromkeys(rows["game"])), sorted(set(rows["seed"])))
         runs = [run for run in runs if (run.game, run.variant, run.value, run.seed) in there]
         return cls(experiment, runs, rows, points)
 

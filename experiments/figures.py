@@ -446,9 +446,9 @@ def read_results(args):
     """What there is, from runs or from tables; says what is wrong with it."""
     if args.csv:
         try:
-            return Results.of_csv(args.name, args.csv)
+            return Results.of_csv(args.name, *args.csv)
         except (OSError, ValueError, KeyError, IndexError) as error:
-            fail(f"--csv {args.csv}: has no tables of {args.name} that figures.py has written ({error})")
+            fail(f"--csv {' '.join(args.csv)}: has no tables of {args.name} that figures.py has written ({error})")
     runs, notes = find_runs(args.runs_dir, args.name, args.scale)
     started = [run for run in runs if run.folder(args.runs_dir).exists()]
     for note in notes:
@@ -472,7 +472,7 @@ def draw(args):
         print("note: there is one seed only, so the figures have no error bars")
     if results.finished < len(runs):
         print(f"note: {results.finished} of {len(runs)} runs are finished; the figures show what there is")
-    folder = Path(args.out or args.csv or Path(args.runs_dir, args.name, runs[0].scale, "figures"))
+    folder = Path(args.out or (args.csv or [Path(args.runs_dir, args.name, runs[0].scale, "figures")])[0])
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with matplotlib.rc_context(STYLE):
@@ -564,8 +564,9 @@ def parse_args():
         add = commands.add_parser(name, usage=argparse.SUPPRESS, help=f"draw the experiment {name}").add_argument
         add("--scale", choices=SCALES, help="default: the largest there is")
         add("--runs-dir", default="runs", help="as given to sweep.py; default: runs")
-        add("--csv", metavar="FOLDER", help="draw from the tables that an earlier call has written here, without runs")
-        add("--out", help="folder for the results; default: RUNS_DIR/NAME/SCALE/figures, or that of --csv")
+        help = "draw from the tables that earlier calls have written here, without runs; several are put together"
+        add("--csv", metavar="FOLDER", nargs="+", help=help)
+        add("--out", help="folder for the results; default: RUNS_DIR/NAME/SCALE/figures, or the first of --csv")
     help = "draw learning curves of any runs"
     add = commands.add_parser("curves", usage=argparse.SUPPRESS, help=help).add_argument
     add("curves", nargs="+", metavar="LABEL=RUNS", help="a pattern of run folders, or a CSV file (run, step, return)")

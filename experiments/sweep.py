@@ -22,6 +22,7 @@ try:
     import submitit
     from catalogue import EXPERIMENTS, GAMES, SCALES, runs_of
     from cost import estimate, hours
+    from curves import Results
     from execution import STOPPED, SlurmJob, execute, read_end, slurm_jobs, state_of, stop_all
 except ImportError as error:
     print(f"sweep.py: error: {error}; pip install -r experiments/requirements.txt", file=sys.stderr)
@@ -56,6 +57,7 @@ def parse_args():
     add("--games", nargs="+", choices=GAMES, metavar="GAME", help="default: the experiment's at this scale")
     add("--seeds", nargs="+", type=count, metavar="SEED", help="default: 1 up to the experiment's number")
     add("--runs-dir", default="runs", help="where runs go: RUNS_DIR/NAME/SCALE/; default: runs")
+    add("--csv", metavar="FOLDER", help="tables of figures.py, made elsewhere: what is finished there is not run again")
     add("--workers", type=count, help="runs at the same time; default: one for each core, at paper scale 1")
     add("--dry-run", action="store_true", help="print the commands and what they take, measured on this machine")
     add("--status", action="store_true", help="print a table of the runs")
@@ -78,6 +80,22 @@ def parse_args():
         if len(set(getattr(args, name) or [])) < len(getattr(args, name) or []):
             fail(f"--{name}: one is given twice")
     return args
+
+
+def without(runs, args):
+    """The runs that are not finished elsewhere, according to --csv."""
+    if not args.csv:
+        return runs
+    try:
+        table = Results.of_csv(args.name, args.csv).all_rows.query("finished and scale == @args.scale")
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        fail(f"--csv {args.csv}: has no tables of {args.name} that figures.py has written ({error})")
+    finished = set(table[["game", "variant", "value", "seed"]].itertuples(index=False, name=None))
+    left = [run for run in runs if (run.game, run.variant, run.value, run.seed) not in finished]
+    print(f"{len(runs) - len(left)} of {len(runs)} runs are finished in {args.csv}, and left out here")
+    if not left:
+        sys.exit()
+    return left
 
 
 def write_specifications(runs, runs_dir):
@@ -173,7 +191,7 @@ def submit(runs, runs_dir, args):
 def main():
     args = parse_args()
     runs_dir = Path(args.runs_dir)
-    runs = runs_of(args.name, args.scale, args.games, args.seeds)
+    runs = without(runs_of(args.name, args.scale, args.games, args.seeds), args)
     cores = len(os.sched_getaffinity(0))
     workers = args.workers or (1 if args.scale == "paper" else cores)
     threads = max(1, cores // workers)

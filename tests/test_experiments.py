@@ -314,6 +314,29 @@ def test_the_tables_are_enough_to_draw_again(tmp_path):
     assert "has no tables of ewma" in figures("ewma", tmp_path, "--csv", tmp_path / "second", code=2)
 
 
+def test_an_experiment_on_two_machines(tmp_path):
+    """Its tables put together are those of all runs in one place; what one has finished, the other need not run."""
+    one, here, there = (tmp_path / name for name in ("one", "here", "there"))
+    runs = runs_of("linear-lr", "smoke", ["maze", "coinrun"], seeds=[1, 2])
+    for place, x in enumerate(runs):
+        for folder in (one, there if place % 3 else here):
+            make_up(x, folder, 3, 3 + 0.1 * place)
+    begun = runs[1]  # is finished there; not furthest here, though its return is higher
+    make_up(begun, here, 9, 9)
+    begun.file(here, "exit").unlink()
+    for folder in (one, here, there):
+        figures("linear-lr", folder, "--out", folder / "tables")
+    figures("linear-lr", tmp_path, "--csv", there / "tables", here / "tables", "--out", tmp_path / "both")
+    for name in ("linear-lr.csv", "linear-lr_runs.csv", "linear-lr.md"):
+        assert (tmp_path / "both" / name).read_text() == (one / "tables" / name).read_text()
+
+    words = ["--games", "maze", "coinrun", "--csv", there / "tables", "--status"]
+    status = sweep("linear-lr", here, *words)
+    assert "5 of 8 runs are finished in" in status and status.endswith("3 finished\n")
+    assert "8 of 8 runs" in sweep("linear-lr", here, *words[:3], "--csv", one / "tables")
+    assert "has no tables of linear-lr" in sweep("linear-lr", here, "--csv", tmp_path, code=2)
+
+
 def test_table_5(tmp_path):
     """On made-up runs where one ablation hurts, one changes nothing, one helps, and PPO by itself is only worse."""
     lows = {"coinrun": 5, "maze": 5, "ninja": 3.5, "jumper": 3}  # the highest return is 10 for all of them
