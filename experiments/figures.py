@@ -208,13 +208,13 @@ def legend_above(figure, axes, results):
     figure.legend(handles, labels, title=title, loc="outside upper center", ncols=len(labels))
 
 
-def draw_bars(axes, results, groups):
+def draw_bars(axes, results, groups, colours=COLOURS):
     """Differences of final normalised returns: a group of bars for each comparison, in it a bar for each game.
 
     groups: {name: (setting, setting)}, the first minus the second. Standard errors; square-root scale, as in fig. 3.
     """
     width = 0.8 / len(results.games)
-    for place, (colour, pair) in enumerate(zip(COLOURS, groups.values(), strict=False)):
+    for place, (colour, pair) in enumerate(zip(colours, groups.values(), strict=False)):
         first, second = (results.final(*setting) for setting in pair)
         for number, game in enumerate(results.games):
             samples = [np.array(list(final.get(game, {}).values())) for final in (first, second)]
@@ -366,18 +366,31 @@ def draw_advantage_std(results, colours, folder):
 
 
 def draw_ewma(results, folder):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.9), layout="constrained", width_ratios=[1.25, 1])
-    draw_curves(left, results, "algorithms", colours_of(results, None))
-    left.set(title="(a) learning curves", xlabel="environment steps", ylabel="normalised return")
+    """Curves and gains; above them the curves of each game, if they are few."""
+    games = results.games if 1 < len(results.games) <= 4 else []
+    colours, letters = colours_of(results, None), list("abcdef"[: len(games) + 2])
+    figure = plt.figure(figsize=(WIDTH, 5 if games else 2.9), layout="constrained")
+    *above, below = figure.subfigures(1 + bool(games), 1, squeeze=False).flat
+    for part in above:
+        for axes, letter, game in zip(part.subplots(1, len(games)), letters, games, strict=False):
+            draw_curves(axes, results, "algorithms", colours, column="return", game=game)
+            axes.set(title=f"({letter}) {game}", xlabel="environment steps", ylabel="return" * (letter == "a"))
+    left, right = below.subplots(1, 2, width_ratios=[1.15, 1])
+    draw_curves(left, results, "algorithms", colours)
+    title = "mean over games" if len(results.games) > 1 else "learning curves"
+    left.set(title=f"({letters[-2]}) {title}", xlabel="environment steps", ylabel="normalised return")
     left.legend()
     right_axis(left, results)
     pairs = {f"{ALGORITHMS[x]}-EWMA\nminus {ALGORITHMS[x]}": (f"{x}-ewma", x) for x in ("ppo", "ppg")}
-    draw_bars(right, results, {name: [("algorithms", x) for x in pair] for name, pair in pairs.items()})
-    right.set(title="(b) gain from EWMA, by game", ylabel="normalised return")
-    says = f"All four algorithms at the default batch size (paper's fig. 4). (b) is {about_bars(results)}"
-    says += " Error bars: (a) standard deviation, (b) standard error." if len(results.seeds) > 1 else ""
+    groups = {name: [("algorithms", x) for x in pair] for name, pair in pairs.items()}
+    draw_bars(right, results, groups, [colours[pair[0]] for pair in pairs.values()])
+    right.set(title=f"({letters[-1]}) gain from EWMA, by game", ylabel="normalised return")
+    says = f"All four algorithms at the default batch size (paper's fig. 4). ({letters[-1]}) is {about_bars(results)}"
+    if len(results.seeds) > 1:
+        says += f" Error bars: standard deviation, in ({letters[-1]}) standard error."
     save(figure, folder, "ewma", says, results, spread="mean")
-    draw_by_game(results, ["algorithms"], folder)
+    if not games:
+        draw_by_game(results, ["algorithms"], folder)
 
 
 def draw_linear_lr(results, folder):

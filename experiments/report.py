@@ -122,15 +122,23 @@ def footnote(tests, hypotheses):
 
 
 def batch_size_tests(results):
-    """Table 5: is the difference between the largest and a smaller batch larger for the ablation?"""
     ablations = ["no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-ewma"]
+    return [
+        *table_5(results, ablations, "final normalised return", "final_normalised_return"),
+        *table_5(results, ablations, "over the whole run", "mean_normalised_return"),
+        *between_sizes(results, ["all", *ablations]),
+    ]
+
+
+def table_5(results, ablations, measure, column):
+    """Is the difference between the largest and a smaller batch larger for the ablation?"""
     sizes = results.values("all")
     hypotheses, tests, rows = len(ablations) * (len(sizes) - 1), [], []
     for size in sizes[1:]:
         row = [size]
-        original = differences(results.final("all", sizes[0]), results.final("all", size))
+        original = differences(results.final("all", sizes[0], column), results.final("all", size, column))
         for ablation in ablations:
-            ablated = differences(results.final(ablation, sizes[0]), results.final(ablation, size))
+            ablated = differences(results.final(ablation, sizes[0], column), results.final(ablation, size, column))
             strata = strata_of(ablated, original)
             if not strata:
                 row.append("no runs")
@@ -139,13 +147,12 @@ def batch_size_tests(results):
             effect = np.mean([np.mean(a) - np.mean(b) for a, b in strata])
             row.append(cell(tests[-1], effect, hypotheses))
         rows.append(row)
-    parts = ["## Hypothesis tests (the paper's table 5)"]
-    parts.append(table(["environments", *ablations], rows))
-    parts.append(
-        "By how much the ablation widens the gap in final normalised return to the largest batch size, and Z in "
-        "parentheses; bold if significant. " + footnote(tests, hypotheses)
-    )
-    return parts + between_sizes(results, ["all", *ablations])
+    return [
+        f"## Hypothesis tests (the paper's table 5), {measure}",
+        table(["environments", *ablations], rows),
+        "By how much the ablation widens the gap to the largest batch size, and Z in parentheses; bold if significant. "
+        + footnote(tests, hypotheses),
+    ]
 
 
 def between_sizes(results, variants):
@@ -153,11 +160,15 @@ def between_sizes(results, variants):
     rows = []
     for variant in variants:
         sizes = results.values(variant)
-        strata = strata_of(results.final(variant, sizes[0]), results.final(variant, sizes[-1]))
-        if strata:
-            rows.append([variant, f"{sizes[0]} minus {sizes[-1]}", *difference_cells(strata)])
-    header = ["variant", "environments", "mean difference", "95% interval"]
-    return ["## Largest minus smallest batch size, final normalised return", table(header, rows)]
+        measures = [
+            strata_of(*(results.final(variant, size, f"{column}_normalised_return") for size in (sizes[0], sizes[-1])))
+            for column in ("final", "mean")
+        ]
+        if measures[0]:
+            cells = [cell for strata in measures for cell in difference_cells(strata)]
+            rows.append([variant, f"{sizes[0]} minus {sizes[-1]}", *cells])
+    header = ["variant", "environments", "at the end", "95% interval", "over the whole run", "95% interval"]
+    return ["## Largest minus smallest batch size, normalised return", table(header, rows)]
 
 
 def difference_cells(strata):
@@ -201,7 +212,10 @@ def staleness_tests(results):
 def ewma_tests(results):
     settings = {base: (("algorithms", f"{base}-ewma"), ("algorithms", base)) for base in ("ppo", "ppg")}
     pairs = [(f"{base}-ewma", base, [setting]) for base, setting in settings.items()]
-    return comparisons(results, "Does EWMA help?", pairs)
+    return [
+        *comparisons(results, "Does EWMA help? Final normalised return", pairs),
+        *comparisons(results, "Does EWMA help? Over the whole run", pairs, "mean_normalised_return"),
+    ]
 
 
 TESTS = {

@@ -257,6 +257,11 @@ def make_up(x, runs_dir, first, last, hours=1):
     x.file(runs_dir, "exit").write_text(json.dumps({"code": 0, "steps": x.steps, "seconds": 3600 * hours}))
 
 
+# Of a final difference between two such runs, what is left in the mean: half of it while the curve rises, for 0.8 of the
+# run and 17 of its 21 points, then all of it.
+WHOLE_RUN = (8.5 + 4) / 21
+
+
 def test_many_games_and_seeds(tmp_path):
     """On made-up runs of the paper's scale, where EWMA always helps: error bars, games by themselves, and the test."""
     gain = {"ppo": 0, "ppo-ewma": 0.1, "ppg": 0.3, "ppg-ewma": 0.4}
@@ -268,9 +273,8 @@ def test_many_games_and_seeds(tmp_path):
         make_up(x, tmp_path, low, low + (10 - low) * final, hours=9 if paused else 1)
     assert "note" not in figures("ewma", tmp_path, "--out", tmp_path / "out")
     text = check_picture(tmp_path / "out/ewma.png", TOP["ewma"])
-    assert "mean over 3 seeds" in text and "Shrunk" not in text and text.count("maze") == 3  # two bars, caption
-    text = check_picture(tmp_path / "out/ewma_by_game_algorithms.png", TOP["ewma"])
-    assert "mean and standard deviation over 3 seeds" in text and "maze" in text
+    assert "mean over 3 seeds" in text and "Shrunk" not in text
+    assert text.count("maze") == 4 and "(b) maze" in text  # curves, two bars, caption
     report = (tmp_path / "out/ewma.md").read_text()
     assert "36 of 36 runs finished; 36.00 hours of computing" in report
     assert "| algorithms | ppg | 0.320 | 0.010 | 0.320 |" in report
@@ -278,6 +282,7 @@ def test_many_games_and_seeds(tmp_path):
     assert "| maze | 4.12 ± 0.06 | 4.72 ± 0.06 | 5.92 ± 0.06 | 6.52 ± 0.06 |" in report
     # three games, in each all three runs above all three: Z is the root of 3 times 4.5 / sqrt(5.25)
     assert re.search(r"\| ppo-ewma \| ppo \| 0.100 \| \S+ to \S+ \| 3.40 of 3.40 \| 0.0003\d \| yes", report)
+    assert f"| ppo-ewma | ppo | {0.1 * WHOLE_RUN:.3f} |" in report.split("Over the whole run")[1]
 
 
 def test_decoupling_at_all_ages(tmp_path):
@@ -291,8 +296,7 @@ def test_decoupling_at_all_ages(tmp_path):
     # Maze: 5 from its least to its greatest return. A test has three runs against three, all ages are five such.
     assert re.search(r"\| decoupled 4 \| recent 4 \| 0.120 \| \S+ to \S+ \| 1.96 of 1.96 \| 0.025 \| no \|", report)
     report, whole_run = report.split("## Does decoupling help? Over the whole run")
-    # Half of the final difference while the curve rises, for 0.8 of the run and 17 of its 21 points; then all of it.
-    assert f"| decoupled 4 | recent 4 | {0.12 * (8.5 + 4) / 21:.3f} |" in whole_run
+    assert f"| decoupled 4 | recent 4 | {0.12 * WHOLE_RUN:.3f} |" in whole_run
     assert re.search(r"\| decoupled \| recent, all ages \| 0.120 \| .* \| 4.39 of 4.39 \| 5.\de-06 \| yes \|", report)
     assert "| decoupled 2 | behavior 2 | -0.060 |" in report
     assert re.search(r"\| decoupled \| behavior, all ages \| 0.012 \| .* \| 0.88 of 4.39 \|", report)  # a fifth of it
@@ -311,6 +315,8 @@ def test_the_tables_are_enough_to_draw_again(tmp_path):
     for name in ("batch-size.md", "batch-size_runs.csv"):
         assert (tmp_path / "first" / name).read_text() == (tmp_path / "second" / name).read_text()
     check_picture(tmp_path / "second/batch-size.png", LIGHTEST)
+    text = check_picture(tmp_path / "second/batch-size_by_game_all.png", LIGHTEST)
+    assert "mean and standard deviation over 2 seeds" in text and text.count("maze") == 2  # curves, caption
     assert "has no tables of ewma" in figures("ewma", tmp_path, "--csv", tmp_path / "second", code=2)
 
 
@@ -351,7 +357,10 @@ def test_table_5(tmp_path):
     cells = re.search(r"^\| 2 \| (.*) \|$", text, re.MULTILINE).group(1).split(" | ")
     assert cells[0] == "**0.350 (3.93)**" and cells[2] == "-0.030 (-3.93)"
     assert [abs(float(cell.strip("*").split()[0])) for cell in cells] == [0.35, 0, 0.03, 0]
-    assert "0.001/4" in text and "| all | 4 minus 2 | 0.052 |" in text
+    assert f"**{0.35 * WHOLE_RUN:.3f} (3.93)**" in text.split("table 5), over the whole run")[1]
+    assert "0.001/4" in text
+    row = re.search(r"\| all \| 4 minus 2 \| 0.052 \| \S+ to \S+ \| (\S+) \|", text)
+    assert float(row[1]) == pytest.approx(0.052 * WHOLE_RUN, abs=6e-4)
 
 
 # What can be wrong with runs.
