@@ -257,8 +257,8 @@ def make_up(x, runs_dir, first, last, hours=1):
     x.file(runs_dir, "exit").write_text(json.dumps({"code": 0, "steps": x.steps, "seconds": 3600 * hours}))
 
 
-# Of a final difference between two such runs, what is left in the mean: half of it while the curve rises, for 0.8 of the
-# run and 17 of its 21 points, then all of it.
+# Of a final difference between two such runs, what is left in the mean: half of it while the curve rises, for 0.8 of
+# the run and 17 of its 21 points, then all of it.
 WHOLE_RUN = (8.5 + 4) / 21
 
 
