@@ -181,11 +181,9 @@ def right_axis(axes, results):
         right.spines["right"].set_visible(False)
 
 
-def panels_of_curves(results, variants, rows, columns, height):
-    """A figure with a panel for each variant, on the same scale, and the legend above."""
-    figure, panels = plt.subplots(
-        rows, columns, figsize=(WIDTH, height), sharex=True, sharey=True, squeeze=False, layout="constrained"
-    )
+def panels_of_curves(results, variants, rows, columns, figure):
+    """A panel for each variant, on the same scale."""
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     colours = colours_of(results, max(map(results.values, variants), key=len))
     for axes, variant, letter in zip(panels.flat, variants, "abcdefgh", strict=False):
         draw_curves(axes, results, variant, colours)
@@ -199,7 +197,26 @@ def panels_of_curves(results, variants, rows, columns, height):
     for axes in panels[-1]:
         axes.set_xlabel("environment steps")
     figure.supylabel("normalised return" + (", mean over games" if len(results.games) > 1 else ""))
-    return figure, panels, colours
+    return panels, colours
+
+
+def draw_summary(pair, letters, results, variants, values):
+    """Two panels with a line for each variant, over its settings: returns at the end, and over the whole run.
+
+    variants: {variant: its name}.
+    """
+    for axes, letter, title, column in zip(
+        pair, letters, ("at the end of training", "over the whole run"), ("final", "mean"), strict=True
+    ):
+        places = 0.1 * (np.arange(len(variants)) - (len(variants) - 1) / 2)  # side by side
+        for (variant, name), colour, marker, aside in zip(variants.items(), COLOURS, "osv^D", places, strict=False):
+            seeds = [results.over_seeds(variant, value, f"{column}_normalised_return") for value in values]
+            mean = [x.mean() if len(x) else np.nan for x in seeds]
+            std = [x.std(ddof=1) if len(x) > 1 else 0 for x in seeds]
+            x = np.arange(len(values)) + aside
+            axes.errorbar(x, mean, std, marker=marker, ms=4, capsize=2, color=colour, label=name)
+        axes.set_xticks(range(len(values)), values)
+        axes.set_title(f"({letter}) {title}")
 
 
 def legend_above(figure, axes, results):
@@ -289,16 +306,9 @@ def draw_staleness(results, folder):
     for letter, loss in zip("abc", losses, strict=True):
         draw_curves(panels[letter], results, loss, colours)
         panels[letter].set(title=f"({letter}) {TITLES[loss]}", xlabel="environment steps")
-    for letter, title, column in [("d", "at the end of training", "final"), ("e", "over the whole run", "mean")]:
-        axes = panels[letter]
-        for loss, colour, marker, aside in zip(losses, COLOURS, "osv", (-0.1, 0, 0.1), strict=False):
-            seeds = [results.over_seeds(loss, age, f"{column}_normalised_return") for age in ages]
-            mean = [x.mean() if len(x) else np.nan for x in seeds]
-            std = [x.std(ddof=1) if len(x) > 1 else 0 for x in seeds]
-            x, name = np.arange(len(ages)) + aside, TITLES[loss].split()[0]
-            axes.errorbar(x, mean, std, marker=marker, ms=4, capsize=2, color=colour, label=name)
-        axes.set_xticks(range(len(ages)), ages)
-        axes.set(title=f"({letter}) {title}", xlabel="staleness (iterations)")
+    draw_summary([panels["d"], panels["e"]], "de", results, {x: TITLES[x].split()[0] for x in losses}, ages)
+    for letter in "de":
+        panels[letter].set_xlabel("staleness (iterations)")
     for letter in "bce":
         panels[letter].tick_params(labelleft=False)
     for letter in "ce":
@@ -315,13 +325,23 @@ def draw_staleness(results, folder):
 def draw_batch_size(results, folder):
     variants = ["all", "no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-ewma"]
     with_ppg = bool(results.values("ppg-ewma"))
-    figure, panels, colours = panels_of_curves(results, variants + ["ppg-ewma"] * with_ppg, 2, 3, 4)
+    figure = plt.figure(figsize=(WIDTH, 6.6), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=[1.9, 1])
+    panels, colours = panels_of_curves(results, variants + ["ppg-ewma"] * with_ppg, 2, 3, above)
     grey = {value: "0.45" for value in results.values("floor")}
     draw_curves(panels[0, 0], results, "floor", grey, ls=":", label="KL penalty 1/256")
     if with_ppg:
         draw_curves(panels[1, 2], results, "ppg-ewma-no-n-pi", colours, ls="--", label=r"$N_\pi$ not adjusted")
         panels[1, 2].legend(*([x[-1]] for x in panels[1, 2].get_legend_handles_labels()))
-    legend_above(figure, panels[0, 0], results)
+    legend_above(above, panels[0, 0], results)
+    sizes = results.values("all")
+    names = {x: TITLES[x].replace(" adjustments", "").replace("adjustment", "adj.") for x in variants}
+    left, right = below.subplots(1, 2, sharey=True)
+    draw_summary([left, right], "gh" if with_ppg else "fg", results, names, sizes)
+    left.set(xlabel="environments", ylabel="normalised return")
+    right.set_xlabel("environments")
+    right_axis(right, results)
+    below.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=len(names), columnspacing=1.2)
     says = (
         f"{algorithm_of(results)} at different batch sizes, with all adjustments and with all but one (paper's fig. 2)."
     )
@@ -329,7 +349,6 @@ def draw_batch_size(results, folder):
     save(figure, folder, "batch-size", says, results)
     draw_by_game(results, variants, folder)
 
-    sizes = results.values("all")
     figure, axes = plt.subplots(figsize=(WIDTH, 2.8), layout="constrained")
     names = [TITLES[variant].replace(" adjustment", "\nadjustment") for variant in variants]
     draw_bars(axes, results, {name: ((x, sizes[0]), (x, sizes[-1])) for name, x in zip(names, variants, strict=True)})
@@ -394,7 +413,8 @@ def draw_ewma(results, folder):
 
 
 def draw_linear_lr(results, folder):
-    figure, panels, _ = panels_of_curves(results, ["linear"], 1, 1, 3)
+    figure = plt.figure(figsize=(WIDTH, 3), layout="constrained")
+    panels, _ = panels_of_curves(results, ["linear"], 1, 1, figure)
     legend_above(figure, panels[0, 0], results)
     says = f"{algorithm_of(results)} with the step size divided by c, not by its square root (paper's fig. 5)."
     save(figure, folder, "linear-lr", says, results)
@@ -403,7 +423,8 @@ def draw_linear_lr(results, folder):
 
 def draw_adam_betas(results, folder):
     variants = ["none", "beta2", "both"]
-    figure, panels, _ = panels_of_curves(results, variants, 1, 3, 2.6)
+    figure = plt.figure(figsize=(WIDTH, 2.6), layout="constrained")
+    panels, _ = panels_of_curves(results, variants, 1, 3, figure)
     legend_above(figure, panels[0, 0], results)
     says = f"{algorithm_of(results)} with Adam's betas adjusted besides everything else (paper's fig. 6)."
     save(figure, folder, "adam-betas", says, results)
