@@ -8,7 +8,7 @@ import imageio.v3 as iio
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import ROOT
+from helpers import ROOT, parse
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import throughput  # noqa: E402
@@ -113,7 +113,7 @@ def test_where_the_time_goes():
     assert f"gradients take {share} of its time, at {speed} of that speed" in text
 
 
-@pytest.mark.parametrize("name", ["staleness"])
+@pytest.mark.parametrize("name", ["staleness", "ewma"])
 def test_an_experiment_is_complete_and_its_report_follows_from_its_tables(name):
     results = Results.of_csv(name, RESULTS)
     assert results.finished == len(results.runs) == len(runs_of(name, "small"))
@@ -135,6 +135,36 @@ def at_all_ages(results, first, second, column):
     ages = [age for age in results.values(first) if age != "0"]
     effect, (low, high), p = pooled(results, [((first, age), (second, age)) for age in ages], column)
     return f"{effect:.1f}", f"{low:.1f} to {high:.1f}", f"{p:.2g}"
+
+
+def mean_age(epochs, minibatches):
+    """Of PPO's old policy, in optimiser steps, over those of an iteration."""
+    return np.mean(np.arange(epochs * minibatches))
+
+
+def test_the_sentences_on_ewma():
+    text, results = section("The paper's claims, on two cores"), Results.of_csv("ewma", RESULTS)
+    assert f"{len(results.runs)} runs, {results.hours:.1f} hours of one core" in text
+    numbers = {}
+    for base in ("ppo", "ppg"):
+        for column in ("final_normalised_return", "mean_normalised_return"):
+            pair = ("algorithms", f"{base}-ewma"), ("algorithms", base)
+            effect, (low, high), _ = pooled(results, [pair], column)
+            numbers[base, column[:4]] = f"{effect:.3f}", f"{low:.3f} to {high:.3f}"
+            assert (low < 0 < high) == (column[:4] == "fina")  # "no gain is to be seen", "EWMA is behind"
+    (ppo, ppo_range), (ppg, ppg_range) = numbers["ppo", "fina"], numbers["ppg", "fina"]
+    assert f"PPO-EWMA minus PPO is {ppo} (95% interval {ppo_range}), PPG-EWMA minus PPG is {ppg} ({ppg_range})." in text
+    (ppo, ppo_range), (ppg, ppg_range) = numbers["ppo", "mean"], numbers["ppg", "mean"]
+    assert f"the differences are {ppo} ({ppo_range}) and {ppg} ({ppg_range}), and negative on each game." in text
+    means = results.all_rows.groupby(["game", "value"])["mean_return"].mean().unstack()
+    assert (means["ppo-ewma"] < means["ppo"]).all() and (means["ppg-ewma"] < means["ppg"]).all()
+
+    args, _ = parse("ppo_ewma")
+    ours = results.runs[0].flags
+    assert f"the old policy is {mean_age(args.epochs, args.num_minibatches)} optimiser steps old in the mean" in text
+    assert f"the average's {args.prox_com:.0f} is younger" in text
+    assert f"with one epoch it is {mean_age(ours['epochs'], args.num_minibatches)}," in text
+    assert results.runs[0].script == "ppo.py" and "num-minibatches" not in ours
 
 
 def test_the_sentences_on_staleness():
