@@ -330,7 +330,7 @@ def draw_batch_size(results, folder):
     panels, colours = panels_of_curves(results, variants + ["ppg-ewma"] * with_ppg, 2, 3, above)
     grey = {value: "0.45" for value in results.values("floor")}
     draw_curves(panels[0, 0], results, "floor", grey, ls=":", label="KL penalty 1/256")
-    if with_ppg:
+    if results.values("ppg-ewma-no-n-pi"):
         draw_curves(panels[1, 2], results, "ppg-ewma-no-n-pi", colours, ls="--", label=r"$N_\pi$ not adjusted")
         panels[1, 2].legend(*([x[-1]] for x in panels[1, 2].get_legend_handles_labels()))
     legend_above(above, panels[0, 0], results)

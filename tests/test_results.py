@@ -113,10 +113,10 @@ def test_where_the_time_goes():
     assert f"gradients take {share} of its time, at {speed} of that speed" in text
 
 
-@pytest.mark.parametrize("name", ["staleness", "ewma"])
-def test_an_experiment_is_complete_and_its_report_follows_from_its_tables(name):
+@pytest.mark.parametrize("name, runs", [("staleness", 48), ("ewma", 36), ("batch-size", 20)])
+def test_an_experiment_is_complete_and_its_report_follows_from_its_tables(name, runs):
     results = Results.of_csv(name, RESULTS)
-    assert results.finished == len(results.runs) == len(runs_of(name, "small"))
+    assert results.finished == len(results.runs) == runs
     assert report(results, caption_of(results)) == (RESULTS / f"{name}.md").read_text()
     assert overview(results, "final_return") in README
 
@@ -135,6 +135,45 @@ def at_all_ages(results, first, second, column):
     ages = [age for age in results.values(first) if age != "0"]
     effect, (low, high), p = pooled(results, [((first, age), (second, age)) for age in ages], column)
     return f"{effect:.1f}", f"{low:.1f} to {high:.1f}", f"{p:.2g}"
+
+
+def test_the_sentences_on_batch_size():
+    text, results = section("The paper's claims, on two cores"), Results.of_csv("batch-size", RESULTS)
+    assert f"{len(results.runs)} runs, {results.hours:.1f} hours of one core" in text
+    rows = results.rows.astype({"value": int}).set_index(["variant", "value"]).sort_index()
+    final, whole = rows["final_return"], rows["mean_return"]
+    ranges = {x: (whole[x].min(), whole[x].max()) for x in ("no-step-size", "no-adv-norm", "no-ewma-adjustment")}
+    ranges |= {x: (whole[x].min(), whole[x].max()) for x in ("all", "no-ewma")}
+    low, high = ranges["all"]
+    assert all(above - below > high - low for name, (below, above) in ranges.items() if name != "all")
+    said = {name: f"{low:.1f} to {high:.1f}" for name, (low, high) in ranges.items()}
+    assert f"the return is {said['all']} at the four sizes" in text
+    assert f"of the step size it is {said['no-step-size']}," in text
+    assert f"advantage normalisation {said['no-adv-norm']}," in text
+    assert f"average's age {said['no-ewma-adjustment']}, and without EWMA {said['no-ewma']}." in text
+    assert f"end at {final['no-adv-norm', 4]:.1f} and {final['no-adv-norm', 1]:.1f}, the other" in text
+    assert f"end at {final['no-step-size', 1]:.1f}, against {final['all', 1]:.1f} with all" in text
+    assert f"which is {final['no-ewma-adjustment', 1]:.1f} and {final['no-ewma', 1]:.1f} at the end" in text
+
+    assert (
+        f"ends at {final['ppg-ewma', 64]:.1f} with 64 environments, and at {final['ppg-ewma', 4]:.1f} with 4." in text
+    )
+
+    clipped, swing = rows["clip_fraction"], rows["advantage_swing"]
+    assert f"with 64 environments {clipped['all', 64]:.0%} of the ratios are clipped" in text
+    assert f"one environment {clipped['no-ewma-adjustment', 1]:.0%}, and {clipped['all', 1]:.0%} if" in text
+    assert f"swing by a factor of {swing['no-adv-norm', 1]:.0f} and" in text
+    assert f"{clipped['no-step-size', 1]:.0%} of the ratios are clipped; the advice" in text
+    assert 0.1 < clipped["no-step-size", 1] < 0.2 and 0.005 < clipped["no-ewma", 1] < 0.01  # where it is silent
+    assert f"Without EWMA {clipped['no-ewma', 1]:.1%} are clipped" in text
+
+    steps = [run.flags["num-envs"] * run.flags["num-steps"] for run in results.runs if run.variant == "all"]
+    assert f"iterations of {steps[0]:,} to {steps[-1]} steps" in text
+    total = results.runs[0].flags["total-timesteps"]
+    assert f"with {8 * total // steps[0]} to {8 * total // steps[-1]:,} optimiser steps" in text  # 8 minibatches
+    ewma = Results.of_csv("ewma", RESULTS).all_rows
+    spread = ewma[ewma["game"] == "starpilot"].groupby("value")["final_return"].agg(np.ptp).max()
+    assert f"differ by up to {spread:.1f} in return" in text
 
 
 def mean_age(epochs, minibatches):
