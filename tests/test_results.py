@@ -151,9 +151,14 @@ def test_the_sentences_on_batch_size():
     assert f"of the step size it is {said['no-step-size']}," in text
     assert f"advantage normalisation {said['no-adv-norm']}," in text
     assert f"average's age {said['no-ewma-adjustment']}, and without EWMA {said['no-ewma']}." in text
+    apart = {x: np.ptp(final[x]) for x in ranges}
+    least, *others = sorted(apart.values())
+    assert apart["all"] == least
+    assert f"the sizes are {least:.1f} apart, against {others[0]:.1f} to {others[-1]:.1f}." in text
     assert f"end at {final['no-adv-norm', 4]:.1f} and {final['no-adv-norm', 1]:.1f}, the other" in text
     assert f"end at {final['no-step-size', 1]:.1f}, against {final['all', 1]:.1f} with all" in text
-    assert f"which is {final['no-ewma-adjustment', 1]:.1f} and {final['no-ewma', 1]:.1f} at the end" in text
+    assert f"environment is {final['no-ewma-adjustment', 1]:.1f} and {final['no-ewma', 1]:.1f} at the end" in text
+    assert min(final["no-ewma-adjustment", 1], final["no-ewma", 1]) > max(final["all", 64], final["no-ewma", 64])
 
     assert (
         f"ends at {final['ppg-ewma', 64]:.1f} with 64 environments, and at {final['ppg-ewma', 4]:.1f} with 4." in text
