@@ -150,7 +150,12 @@ def batch_size(scale):
         yield "no-ewma", size, *at_size(scale, size, coupled(scale))
     script, flags = at_size(scale, sizes[0], coupled(scale))
     yield "floor", sizes[0], script, flags | KL_PENALTY | {"kl-coef": 1 / 256}
-    if scale == "small":  # PPO has no n_pi, so here is a little PPG-EWMA to see that adjustment at work
+    if scale == "small":
+        # Is it the age that makes no-ewma-adjustment what it is? The largest batch, as young in environment steps.
+        for size in sizes[1:]:
+            script, flags = at_size(scale, sizes[0], invariant(scale))
+            yield "same-age", size, script, flags | {"prox-com": 8 * size / sizes[0]}
+        # PPO has no n_pi, so here is a little PPG-EWMA to see that adjustment at work.
         for size in (64, 4):
             yield "ppg-ewma", size, *at_size(scale, size, ppg(scale, ewma=True))
         script, flags = at_size(scale, 4, ppg(scale, ewma=True))
@@ -163,6 +168,10 @@ def ewma(scale):
         for suffix, with_ewma in [("", False), ("-ewma", True)]:
             script, flags = algorithm(scale, ewma=with_ewma)
             yield "algorithms", name + suffix, script, at_default_size(scale, flags)
+    if scale == "small":
+        # With one epoch of 8 minibatches, PPO's old policy is 3.5 steps old in the mean. Is it the age that matters?
+        script, flags = ppo(scale, ewma=True)
+        yield "as-old-as-ppo", "ppo-ewma", script, at_default_size(scale, flags | {"prox-com": 3.5})
 
 
 def linear_lr(scale):

@@ -37,6 +37,7 @@ TITLES = {
     "no-adv-norm": "no adv. norm. adjustment",
     "no-ewma-adjustment": "no EWMA adjustment",
     "no-ewma": "no EWMA at all",
+    "same-age": "64 env., average as young",
     "ppg-ewma": "PPG-EWMA, all adjustments",
     "linear": "linear step size rule",
     "none": "betas not adjusted",
@@ -200,21 +201,22 @@ def panels_of_curves(results, variants, rows, columns, figure):
     return panels, colours
 
 
-def draw_summary(pair, letters, results, variants, values):
+def draw_summary(pair, letters, results, variants, values, looks=None):
     """Two panels with a line for each variant, over its settings: returns at the end, and over the whole run.
 
-    variants: {variant: its name}.
+    variants: {variant: its name}. looks: {variant: how its line differs}.
     """
     for axes, letter, title, column in zip(
         pair, letters, ("at the end of training", "over the whole run"), ("final", "mean"), strict=True
     ):
-        places = 0.1 * (np.arange(len(variants)) - (len(variants) - 1) / 2)  # side by side
-        for (variant, name), colour, marker, aside in zip(variants.items(), COLOURS, "osv^D", places, strict=False):
+        places = 0.5 / len(variants) * (np.arange(len(variants)) - (len(variants) - 1) / 2)  # side by side
+        for (variant, name), colour, marker, aside in zip(variants.items(), COLOURS, "osv^D^", places, strict=False):
             seeds = [results.over_seeds(variant, value, f"{column}_normalised_return") for value in values]
             mean = [x.mean() if len(x) else np.nan for x in seeds]
             std = [x.std(ddof=1) if len(x) > 1 else 0 for x in seeds]
             x = np.arange(len(values)) + aside
-            axes.errorbar(x, mean, std, marker=marker, ms=4, capsize=2, color=colour, label=name)
+            look = {"color": colour} | (looks or {}).get(variant, {})
+            axes.errorbar(x, mean, std, marker=marker, ms=4, capsize=2, label=name, **look)
         axes.set_xticks(range(len(values)), values)
         axes.set_title(f"({letter}) {title}")
 
@@ -337,11 +339,15 @@ def draw_batch_size(results, folder):
     sizes = results.values("all")
     names = {x: TITLES[x].replace(" adjustments", "").replace("adjustment", "adj.") for x in variants}
     left, right = below.subplots(1, 2, sharey=True)
-    draw_summary([left, right], "gh" if with_ppg else "fg", results, names, sizes)
+    if results.values("same-age"):
+        names["same-age"] = TITLES["same-age"]
+    looks = {"same-age": {"color": COLOURS[variants.index("no-ewma-adjustment")], "ls": "--", "mfc": "white"}}
+    draw_summary([left, right], "gh" if with_ppg else "fg", results, names, sizes, looks)
     left.set(xlabel="environments", ylabel="normalised return")
     right.set_xlabel("environments")
     right_axis(right, results)
-    below.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=len(names), columnspacing=1.2)
+    columns = len(names) if len(names) < 6 else 3
+    below.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=columns, columnspacing=1.2)
     says = (
         f"{algorithm_of(results)} at different batch sizes, with all adjustments and with all but one (paper's fig. 2)."
     )

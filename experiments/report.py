@@ -3,7 +3,7 @@
 import numpy as np
 from catalogue import GAMES
 from curves import final_window
-from stats import interquartile_mean, mean_difference, stratified_interval, van_elteren
+from stats import how_far_apart, interquartile_mean, mean_difference, stratified_interval, van_elteren
 
 LEVEL = 0.001  # the paper's level of significance, to be divided by the number of hypotheses
 
@@ -124,6 +124,8 @@ def footnote(tests, hypotheses):
 def batch_size_tests(results):
     ablations = ["no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-ewma"]
     return [
+        *apart(results, ["all", *ablations]),
+        *same_age(results),
         *table_5(results, ablations, "final normalised return", "final_normalised_return"),
         *table_5(results, ablations, "over the whole run", "mean_normalised_return"),
         *between_sizes(results, ["all", *ablations]),
@@ -155,10 +157,51 @@ def table_5(results, ablations, measure, column):
     ]
 
 
+def apart(results, variants):
+    """Do the curves coincide? How far apart all batch sizes are, and if chance alone would do that."""
+    rows = []
+    for variant in variants:
+        cells = []
+        for column in ("final_normalised_return", "mean_normalised_return"):
+            samples = [results.over_seeds(variant, size, column) for size in results.values(variant)]
+            if len(samples) < 2 or min(map(len, samples)) < 2:
+                cells += ["", "needs two seeds"]
+            else:
+                distance, p = how_far_apart(samples)
+                cells += [f"{distance:.3f}", f"{p:.2g}"]
+        rows.append([variant, *cells])
+    return [
+        "## How far apart the batch sizes are, normalised return",
+        table(["variant", "at the end", "p", "over the whole run", "p"], rows),
+        "The highest mean over seeds minus the lowest. p: how often runs that are dealt out to the sizes at random are "
+        "as far apart; a small one says that the batch size matters.",
+    ]
+
+
+def same_age(results):
+    """The largest batch size, with a proximal policy as young as a smaller one's that is not adjusted."""
+    rows = []
+    for size in results.values("same-age"):
+        settings = ("no-ewma-adjustment", size), ("same-age", size)
+        cells = []
+        for column in ("final_normalised_return", "mean_normalised_return"):
+            strata = strata_of(*(results.final(*setting, column) for setting in settings))
+            cells += difference_cells(strata) if strata else ["", "no runs"]
+        rows.append([size, *cells])
+    header = ["environments", "at the end", "95% interval", "over the whole run", "95% interval"]
+    return ["## no-ewma-adjustment minus same-age, normalised return", table(header, rows), SAME_AGE] if rows else []
+
+
+SAME_AGE = (
+    "same-age: the largest batch size, with a proximal policy as young, in environment steps, as that of so many "
+    "environments without the adjustment."
+)
+
+
 def between_sizes(results, variants):
     """The difference between the largest and the smallest batch: the degree of invariance."""
     rows = []
-    for variant in variants:
+    for variant in filter(results.values, variants):
         sizes = results.values(variant)
         measures = [
             strata_of(*(results.final(variant, size, f"{column}_normalised_return") for size in (sizes[0], sizes[-1])))
@@ -212,6 +255,8 @@ def staleness_tests(results):
 def ewma_tests(results):
     settings = {base: (("algorithms", f"{base}-ewma"), ("algorithms", base)) for base in ("ppo", "ppg")}
     pairs = [(f"{base}-ewma", base, [setting]) for base, setting in settings.items()]
+    young = ("as-old-as-ppo", "ppo-ewma")
+    pairs += [(" ".join(reversed(young)), base, [(young, ("algorithms", base))]) for base in ("ppo", "ppo-ewma")]
     return [
         *comparisons(results, "Does EWMA help? Final normalised return", pairs),
         *comparisons(results, "Does EWMA help? Over the whole run", pairs, "mean_normalised_return"),

@@ -43,6 +43,19 @@ def mean_difference(*samples, axis=-1):
     return np.mean(means[:half], axis=0) - np.mean(means[half:], axis=0)
 
 
+def how_far_apart(samples, resamples=9999):
+    """The range of the samples' means, and p: how often runs dealt out to the samples at random are as far apart."""
+    test = stats.permutation_test(
+        samples,
+        lambda *x, axis: np.ptp([np.mean(sample, axis=axis) for sample in x], axis=0),
+        vectorized=True,
+        n_resamples=resamples,
+        alternative="greater",
+        rng=np.random.default_rng(0),
+    )
+    return float(test.statistic), float(test.pvalue)
+
+
 def stratified_interval(samples, statistic=interquartile_mean, resamples=2000):
     """A 95% bootstrap interval, with runs drawn anew within each game. None if a game has one run only."""
     if min(map(len, samples)) < 2:

@@ -359,8 +359,30 @@ def test_table_5(tmp_path):
     assert [abs(float(cell.strip("*").split()[0])) for cell in cells] == [0.35, 0, 0.03, 0]
     assert f"**{0.35 * WHOLE_RUN:.3f} (3.93)**" in text.split("table 5), over the whole run")[1]
     assert "0.001/4" in text
+    apart = text.split("## How far apart")[1]  # no overlap: 2 of the 20 ways to deal out three and three runs
+    assert f"| no-step-size | 0.402 | 0.1 | {0.402 * WHOLE_RUN:.3f} | 0.1 |" in apart
+    assert f"| all | 0.052 | 0.1 | {0.052 * WHOLE_RUN:.3f} | 0.1 |" in apart
     row = re.search(r"\| all \| 4 minus 2 \| 0.052 \| \S+ to \S+ \| (\S+) \|", text)
     assert float(row[1]) == pytest.approx(0.052 * WHOLE_RUN, abs=6e-4)
+
+
+def test_the_same_age_at_the_largest_batch(tmp_path):
+    """In environment steps, the average is as old; and the report compares the two."""
+    runs = [x for x in runs_of("batch-size", "small") if x.variant in ("no-ewma-adjustment", "same-age")]
+    ages = {}
+    for x in runs:
+        args, table = parse("ppo_ewma", *x.words()[1:])
+        age = table["prox"][2] * args.num_envs * args.num_steps / args.num_minibatches
+        ages.setdefault((x.value, x.variant), set()).add((args.num_envs, age))
+        make_up(x, tmp_path, 0, 2 + (x.variant == "same-age") + 0.1 * x.seed)
+    for size in (16, 4, 1):
+        ((envs, age),), ((reference, same),) = (
+            ages[str(size), variant] for variant in ("no-ewma-adjustment", "same-age")
+        )
+        assert (envs, reference) == (size, 64) and age == same == 8 * size * 8
+    text = report(Results.of_runs("batch-size", runs, tmp_path, []), "").split("minus same-age")[1]
+    width = 64 - 2.5  # of the range of starpilot's returns
+    assert re.search(rf"\| 4 \| {-1 / width:.3f} \| \S+ to \S+ \| {-WHOLE_RUN / width:.3f} \|", text)
 
 
 # What can be wrong with runs.

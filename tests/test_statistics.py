@@ -9,7 +9,13 @@ from helpers import ROOT
 from scipy.stats import mannwhitneyu, norm
 
 sys.path.insert(0, str(ROOT / "experiments"))
-from stats import interquartile_mean, mean_difference, stratified_interval, van_elteren  # noqa: E402
+from stats import (  # noqa: E402
+    how_far_apart,
+    interquartile_mean,
+    mean_difference,
+    stratified_interval,
+    van_elteren,
+)
 
 DISTINCT = [([3.0, 1.0, 4.0], [1.5, 0.2, 2.0]), ([0.1, 0.9], [0.5, 0.3, 0.2])]
 WITH_TIES = [([3.0, 1.0, 1.0], [1.0, 0.2, 3.0]), ([0.1, 0.5], [0.5, 0.5, 0.2])]
@@ -94,3 +100,17 @@ def test_the_bootstrap_interval_is_that_of_all_resamples():
 def test_mean_difference_is_taken_game_by_game():
     first, second = [np.array([1.0, 3.0]), np.array([10.0])], [np.array([1.0]), np.array([4.0, 6.0])]
     assert mean_difference(*first, *second) == pytest.approx(((2 - 1) + (10 - 5)) / 2)
+
+
+@pytest.mark.parametrize("samples", [[[1.0, 2.0], [3.0, 5.0], [9.0, 2.5]], [[0.1, 4.0, 2.2], [1.0, 3.0], [5.0, 3.5]]])
+def test_how_far_apart_is_counted_over_all_ways_to_deal_out_the_runs(samples):
+    def distance(order):
+        cuts = itertools.accumulate([0, *map(len, samples)])
+        means = [np.mean(order[low:high]) for low, high in itertools.pairwise(cuts)]
+        return max(means) - min(means)
+
+    runs = [x for sample in samples for x in sample]
+    all_distances = np.array([distance(order) for order in itertools.permutations(runs)])
+    observed, p = how_far_apart(samples)
+    assert observed == pytest.approx(distance(runs))
+    assert 0.05 < p < 0.9 and p == pytest.approx(np.mean(all_distances >= observed - 1e-12))
