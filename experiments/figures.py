@@ -209,7 +209,7 @@ def draw_summary(pair, letters, results, variants, values, looks=None):
     for axes, letter, title, column in zip(
         pair, letters, ("at the end of training", "over the whole run"), ("final", "mean"), strict=True
     ):
-        places = 0.5 / len(variants) * (np.arange(len(variants)) - (len(variants) - 1) / 2)  # side by side
+        places = min(0.1, 0.5 / len(variants)) * (np.arange(len(variants)) - (len(variants) - 1) / 2)  # side by side
         for (variant, name), colour, marker, aside in zip(variants.items(), COLOURS, "osv^D^", places, strict=False):
             seeds = [results.over_seeds(variant, value, f"{column}_normalised_return") for value in values]
             mean = [x.mean() if len(x) else np.nan for x in seeds]
@@ -406,9 +406,11 @@ def draw_ewma(results, folder):
     left.set(title=f"({letters[-2]}) {title}", xlabel="environment steps", ylabel="normalised return")
     left.legend()
     right_axis(left, results)
-    pairs = {f"{ALGORITHMS[x]}-EWMA\nminus {ALGORITHMS[x]}": (f"{x}-ewma", x) for x in ("ppo", "ppg")}
-    groups = {name: [("algorithms", x) for x in pair] for name, pair in pairs.items()}
-    draw_bars(right, results, groups, [colours[pair[0]] for pair in pairs.values()])
+    groups = {f"{ALGORITHMS[x]}-EWMA\nminus {ALGORITHMS[x]}": [f"{x}-ewma", x] for x in ("ppo", "ppg")}
+    groups = {name: [("algorithms", x) for x in pair] for name, pair in groups.items()}
+    if results.values("as-old-as-ppo"):
+        groups["as old as PPO's,\nminus PPO"] = [("as-old-as-ppo", "ppo-ewma"), ("algorithms", "ppo")]
+    draw_bars(right, results, groups, [colours["ppo-ewma"], colours["ppg-ewma"], COLOURS[4]])
     right.set(title=f"({letters[-1]}) gain from EWMA, by game", ylabel="normalised return")
     says = f"All four algorithms at the default batch size (paper's fig. 4). ({letters[-1]}) is {about_bars(results)}"
     if len(results.seeds) > 1:
