@@ -84,8 +84,8 @@ def signs(results):
     return table(["variant", "setting", "clipped ratios", "swing of advantages"], rows)
 
 
-def between(interval):
-    return "needs two seeds" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
+def between(interval, digits=3):
+    return "needs two seeds" if interval is None else " to ".join(f"{x:.{digits}f}" for x in interval)
 
 
 def strata_of(first, second):
@@ -157,22 +157,28 @@ def table_5(results, ablations, measure, column):
     ]
 
 
+def measures_of(results):
+    """Columns for the end and for the whole run, what to call them, digits: of one game, the return as it gives it."""
+    unit, digits = ("return", 2) if len(results.games) == 1 else ("normalised return", 3)
+    return [f"{when}_{unit.replace(' ', '_')}" for when in ("final", "mean")], unit, digits
+
+
 def apart(results, variants):
     """Do the curves coincide? How far apart all batch sizes are, and if chance alone would do that."""
-    rows = []
+    rows, (columns, unit, digits) = [], measures_of(results)
     for variant in variants:
         cells = []
-        for column in ("final_normalised_return", "mean_normalised_return"):
+        for column in columns:
             samples = [results.over_seeds(variant, size, column) for size in results.values(variant)]
             if len(samples) < 2 or min(map(len, samples)) < 2:
                 cells += ["", "needs two seeds"]
             else:
                 distance, p = how_far_apart(samples)
-                cells += [f"{distance:.3f}", f"{p:.2g}"]
+                cells += [f"{distance:.{digits}f}", f"{p:.2g}"]
         rows.append([variant, *cells])
     return [
-        "## How far apart the batch sizes are, normalised return",
-        table(["variant", "at the end", "p", "over the whole run", "p"], rows),
+        f"## How far apart the batch sizes are, {unit}",
+        table(["", "at the end", "p", "over the whole run", "p"], rows),
         "The highest mean over seeds minus the lowest. p: how often runs that are dealt out to the sizes at random are "
         "as far apart; a small one says that the batch size matters.",
     ]
@@ -180,16 +186,15 @@ def apart(results, variants):
 
 def same_age(results):
     """The largest batch size, with a proximal policy as young as a smaller one's that is not adjusted."""
-    rows = []
+    rows, (columns, unit, digits) = [], measures_of(results)
     for size in results.values("same-age"):
-        settings = ("no-ewma-adjustment", size), ("same-age", size)
-        cells = []
-        for column in ("final_normalised_return", "mean_normalised_return"):
+        settings, cells = [("no-ewma-adjustment", size), ("same-age", size)], []
+        for column in columns:
             strata = strata_of(*(results.final(*setting, column) for setting in settings))
-            cells += difference_cells(strata) if strata else ["", "no runs"]
+            cells += difference_cells(strata, digits) if strata else ["", "no runs"]
         rows.append([size, *cells])
     header = ["environments", "at the end", "95% interval", "over the whole run", "95% interval"]
-    return ["## no-ewma-adjustment minus same-age, normalised return", table(header, rows), SAME_AGE] if rows else []
+    return [f"## no-ewma-adjustment minus same-age, {unit}", table(header, rows), SAME_AGE] if rows else []
 
 
 SAME_AGE = (
@@ -214,10 +219,10 @@ def between_sizes(results, variants):
     return ["## Largest minus smallest batch size, normalised return", table(header, rows)]
 
 
-def difference_cells(strata):
+def difference_cells(strata, digits=3):
     samples = [np.array(a) for a, _ in strata] + [np.array(b) for _, b in strata]
     interval = stratified_interval(samples, mean_difference)
-    return f"{mean_difference(*samples):.3f}", between(interval)
+    return f"{mean_difference(*samples):.{digits}f}", between(interval, digits)
 
 
 def comparisons(results, title, pairs, column="final_normalised_return"):

@@ -381,8 +381,7 @@ def test_the_same_age_at_the_largest_batch(tmp_path):
         )
         assert (envs, reference) == (size, 64) and age == same == 8 * size * 8
     text = report(Results.of_runs("batch-size", runs, tmp_path, []), "").split("minus same-age")[1]
-    width = 64 - 2.5  # of the range of starpilot's returns
-    assert re.search(rf"\| 4 \| {-1 / width:.3f} \| \S+ to \S+ \| {-WHOLE_RUN / width:.3f} \|", text)
+    assert re.search(rf"\| 4 \| -1.00 \| \S+ to \S+ \| {-WHOLE_RUN:.2f} \|", text)
 
 
 # What can be wrong with runs.
