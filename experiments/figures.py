@@ -37,7 +37,7 @@ TITLES = {
     "no-adv-norm": "no adv. norm. adjustment",
     "no-ewma-adjustment": "no EWMA adjustment",
     "no-ewma": "no EWMA at all",
-    "same-age": "64 env., average as young",
+    "same-age": "64 env., average as young as that",
     "ppg-ewma": "PPG-EWMA, all adjustments",
     "linear": "linear step size rule",
     "none": "betas not adjusted",
@@ -352,6 +352,8 @@ def draw_batch_size(results, folder):
         f"{algorithm_of(results)} at different batch sizes, with all adjustments and with all but one (paper's fig. 2)."
     )
     says += " Dotted: without EWMA, at the largest batch size, with a KL penalty too weak: a floor."
+    if "same-age" in names:
+        says += f" Hollow: {sizes[0]} environments, the average as young in environment steps as where triangles are filled."
     save(figure, folder, "batch-size", says, results)
     draw_by_game(results, variants, folder)
 
