@@ -353,7 +353,7 @@ def draw_batch_size(results, folder):
     )
     says += " Dotted: without EWMA, at the largest batch size, with a KL penalty too weak: a floor."
     if "same-age" in names:
-        says += f" Hollow: {sizes[0]} environments, the average as young in environment steps as where triangles are filled."
+        says += f" Hollow: {sizes[0]} environments, an average as young in environment steps as with filled ones."
     save(figure, folder, "batch-size", says, results)
     draw_by_game(results, variants, folder)
 
