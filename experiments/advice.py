@@ -23,9 +23,8 @@ def advise(folder):
         raise ValueError(f"{folder}: checkpoint.pt is damaged, or none of ours ({type(error).__name__})") from None
     scalars, damaged = read_scalars(folder, [CLIPPED, ADVANTAGES])
     curves = {tag: curve[:, 1] for tag, curve in scalars.items()}
-    lines = [
-        f"{folder}: {script}.py on {args['env_id']}, {args['num_envs']} environments, {saved['global_step']:,} steps"
-    ]
+    environments = f"{args['num_envs']} environment{'s' * (args['num_envs'] != 1)}"
+    lines = [f"{folder}: {script}.py on {args['env_id']}, {environments}, {saved['global_step']:,} steps"]
     lines += [f"  note: {name} is damaged; this is about the part that can be read" for name in damaged]
     epochs_flag = "policy_epochs" if "policy_epochs" in args else "epochs"
     lines += on_clipping(curves[CLIPPED], args, args[epochs_flag])
