@@ -193,6 +193,11 @@ class Results:
         """A variant's settings, in the catalogue's order."""
         return list(dict.fromkeys(self.rows.loc[self.rows["variant"] == variant, "value"]))
 
+    def settings(self, variant):
+        """The same, also those without a run here."""
+        runs = runs_of(self.experiment, self.runs[0].scale, self.games[:1], self.seeds[:1])
+        return [run.value for run in runs if run.variant == variant]
+
     def final(self, variant, value, column="final_normalised_return"):
         """Final normalised returns, or another number, of the finished runs of a setting, {game: {seed: number}}."""
         table = self.rows[(self.rows["variant"] == variant) & (self.rows["value"] == value)]

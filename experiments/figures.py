@@ -185,7 +185,7 @@ def right_axis(axes, results):
 def panels_of_curves(results, variants, rows, columns, figure):
     """A panel for each variant, on the same scale."""
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    colours = colours_of(results, max(map(results.values, variants), key=len))
+    colours = colours_of(results, max(map(results.settings, variants), key=len))
     for axes, variant, letter in zip(panels.flat, variants, "abcdefgh", strict=False):
         draw_curves(axes, results, variant, colours)
         axes.set_title(f"({letter}) {TITLES[variant]}" if len(variants) > 1 else TITLES[variant])
@@ -302,7 +302,7 @@ def about_bars(results):
 
 
 def draw_staleness(results, folder):
-    losses, ages = ["recent", "decoupled", "behavior"], results.values("decoupled")
+    losses, ages = ["recent", "decoupled", "behavior"], results.settings("decoupled")
     figure, panels = plt.subplot_mosaic("aabbcc;dddeee", figsize=(WIDTH, 4.6), sharey=True, layout="constrained")
     colours = colours_of(results, ages)
     for letter, loss in zip("abc", losses, strict=True):
@@ -336,7 +336,7 @@ def draw_batch_size(results, folder):
         draw_curves(panels[1, 2], results, "ppg-ewma-no-n-pi", colours, ls="--", label=r"$N_\pi$ not adjusted")
         panels[1, 2].legend(*([x[-1]] for x in panels[1, 2].get_legend_handles_labels()))
     legend_above(above, panels[0, 0], results)
-    sizes = results.values("all")
+    sizes = results.settings("all")
     names = {x: TITLES[x].replace(" adjustments", "").replace("adjustment", "adj.") for x in variants}
     left, right = below.subplots(1, 2, sharey=True)
     if results.values("same-age"):
@@ -369,12 +369,15 @@ def draw_batch_size(results, folder):
 
 def draw_advantage_std(results, colours, folder):
     """Fig. 13: how much the estimates swing. No smoothing, which would hide it."""
+    shown = [x for x in results.runs if x.variant == "no-adv-norm"]
+    if not shown:
+        return
+    shown = [x for x in results.runs if x.variant == "all" and x.value == results.settings("all")[0]] + shown
     figure, panels = panels_of_games(results, sharey=True)
-    table, seed, tag = [], results.seeds[0], "advantage/std_used"
+    table, seed, tag = [], min(x.seed for x in shown), "advantage/std_used"
     for axes, game in zip(panels.flat, results.games, strict=False):
-        for run in reversed(results.runs):  # smallest batch first, which swings most and would cover the others
-            shown = run.variant == "no-adv-norm" or (run.variant == "all" and run.value == results.values("all")[0])
-            if shown and run.game == game and run.seed == seed:
+        for run in reversed(shown):  # smallest batch first, which swings most and would cover the others
+            if run.game == game and run.seed == seed:
                 curve = read_scalars(run.folder(results.runs_dir), [tag])[0][tag]
                 curve = curve[:: len(curve) // 1000 + 1]
                 axes.plot(*curve.T, color=colours[run.value], label=run.value, linewidth=0.8)

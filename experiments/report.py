@@ -134,7 +134,7 @@ def batch_size_tests(results):
 
 def table_5(results, ablations, measure, column):
     """Is the difference between the largest and a smaller batch larger for the ablation?"""
-    sizes = results.values("all")
+    sizes = results.settings("all")
     hypotheses, tests, rows = len(ablations) * (len(sizes) - 1), [], []
     for size in sizes[1:]:
         row = [size]

@@ -343,6 +343,20 @@ def test_an_experiment_on_two_machines(tmp_path):
     assert "has no tables of linear-lr" in sweep("linear-lr", here, "--csv", tmp_path, code=2)
 
 
+@pytest.mark.parametrize(
+    "name, variant",
+    [("batch-size", "no-ewma"), ("batch-size", "same-age"), ("ewma", "as-old-as-ppo"), ("staleness", "recent")],
+)
+def test_a_machine_that_has_one_variant_only(name, variant, tmp_path):
+    """As after sweep.py --csv: what is missing here leaves gaps, and no more."""
+    for x in runs_of(name, "small", seeds=[2, 3]):
+        if x.variant == variant:
+            make_up(x, tmp_path, 3, 3 + 0.1 * x.seed)
+    figures(name, tmp_path)
+    folder = tmp_path / name / "small/figures"
+    assert f"| {variant} |" in (folder / f"{name}.md").read_text() and (folder / f"{name}.png").exists()
+
+
 def test_table_5(tmp_path):
     """On made-up runs where one ablation hurts, one changes nothing, one helps, and PPO by itself is only worse."""
     lows = {"coinrun": 5, "maze": 5, "ninja": 3.5, "jumper": 3}  # the highest return is 10 for all of them
