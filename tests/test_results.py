@@ -15,7 +15,7 @@ import throughput  # noqa: E402
 from catalogue import runs_of  # noqa: E402
 from curves import Results  # noqa: E402
 from figures import caption_of  # noqa: E402
-from report import overview, report  # noqa: E402
+from report import apart, overview, report  # noqa: E402
 from stats import mean_difference, stratified_interval, van_elteren  # noqa: E402
 
 RESULTS = ROOT / "results"
@@ -113,7 +113,7 @@ def test_where_the_time_goes():
     assert f"gradients take {share} of its time, at {speed} of that speed" in text
 
 
-@pytest.mark.parametrize("name, runs", [("staleness", 48), ("ewma", 36), ("batch-size", 20)])
+@pytest.mark.parametrize("name, runs", [("staleness", 48), ("ewma", 36), ("batch-size", 63)])
 def test_an_experiment_is_complete_and_its_report_follows_from_its_tables(name, runs):
     results = Results.of_csv(name, RESULTS)
     assert results.finished == len(results.runs) == runs
@@ -137,48 +137,51 @@ def at_all_ages(results, first, second, column):
     return f"{effect:.1f}", f"{low:.1f} to {high:.1f}", f"{p:.2g}"
 
 
+ABLATIONS = ["no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-ewma"]
+
+
 def test_the_sentences_on_batch_size():
     text, results = section("The paper's claims, on two cores"), Results.of_csv("batch-size", RESULTS)
     assert f"{len(results.runs)} runs, {results.hours:.1f} hours of one core" in text
-    rows = results.rows.astype({"value": int}).set_index(["variant", "value"]).sort_index()
-    final, whole = rows["final_return"], rows["mean_return"]
-    ranges = {x: (whole[x].min(), whole[x].max()) for x in ("no-step-size", "no-adv-norm", "no-ewma-adjustment")}
-    ranges |= {x: (whole[x].min(), whole[x].max()) for x in ("all", "no-ewma")}
-    low, high = ranges["all"]
-    assert all(above - below > high - low for name, (below, above) in ranges.items() if name != "all")
-    said = {name: f"{low:.1f} to {high:.1f}" for name, (low, high) in ranges.items()}
-    assert f"the return is {said['all']} at the four sizes" in text
-    assert f"of the step size it is {said['no-step-size']}," in text
-    assert f"advantage normalisation {said['no-adv-norm']}," in text
-    assert f"average's age {said['no-ewma-adjustment']}, and without EWMA {said['no-ewma']}." in text
-    apart = {x: np.ptp(final[x]) for x in ranges}
-    least, *others = sorted(apart.values())
-    assert apart["all"] == least
-    assert f"the sizes are {least:.1f} apart, against {others[0]:.1f} to {others[-1]:.1f}." in text
-    assert f"end at {final['no-adv-norm', 4]:.1f} and {final['no-adv-norm', 1]:.1f}, the other" in text
-    assert f"end at {final['no-step-size', 1]:.1f}, against {final['all', 1]:.1f} with all" in text
-    assert f"environment is {final['no-ewma-adjustment', 1]:.1f} and {final['no-ewma', 1]:.1f} at the end" in text
-    assert min(final["no-ewma-adjustment", 1], final["no-ewma", 1]) > max(final["all", 64], final["no-ewma", 64])
-
-    assert (
-        f"ends at {final['ppg-ewma', 64]:.1f} with 64 environments, and at {final['ppg-ewma', 4]:.1f} with 4." in text
-    )
-
-    clipped, swing = rows["clip_fraction"], rows["advantage_swing"]
-    assert f"with 64 environments {clipped['all', 64]:.0%} of the ratios are clipped" in text
-    assert f"one environment {clipped['no-ewma-adjustment', 1]:.0%}, and {clipped['all', 1]:.0%} if" in text
-    assert f"swing by a factor of {swing['no-adv-norm', 1]:.0f} and" in text
-    assert f"{clipped['no-step-size', 1]:.0%} of the ratios are clipped; the advice" in text
-    assert 0.1 < clipped["no-step-size", 1] < 0.2 and 0.005 < clipped["no-ewma", 1] < 0.01  # where it is silent
-    assert f"Without EWMA {clipped['no-ewma', 1]:.1%} are clipped" in text
-
+    rows = results.rows.astype({"value": int})
+    settings = rows.groupby(["variant", "value"])
+    final, whole = settings["final_return"].mean(), settings["mean_return"].mean()
     steps = [run.flags["num-envs"] * run.flags["num-steps"] for run in results.runs if run.variant == "all"]
-    assert f"iterations of {steps[0]:,} to {steps[-1]} steps" in text
+    assert f"iterations of {max(steps):,} to {min(steps)} steps" in text
     total = results.runs[0].flags["total-timesteps"]
-    assert f"with {8 * total // steps[0]} to {8 * total // steps[-1]:,} optimiser steps" in text  # 8 minibatches
-    ewma = Results.of_csv("ewma", RESULTS).all_rows
-    spread = ewma[ewma["game"] == "starpilot"].groupby("value")["final_return"].agg(np.ptp).max()
-    assert f"differ by up to {spread:.1f} in return" in text
+    assert f"with {8 * total // max(steps)} to {8 * total // min(steps):,} optimiser steps" in text  # 8 minibatches
+
+    distances = apart(results, ["all", *ABLATIONS])[1]
+    assert distances in README
+    p_end, p_whole = (float(x) for x in re.search(r"all \| \S+ \| (\S+) \| \S+ \| (\S+)", distances).groups())
+    assert p_end > 0.5 and p_whole > 0.05  # "no further apart than chance puts them"
+    each_seed = (
+        rows.groupby(["seed", "variant", "value"])["final_return"].mean().groupby(["seed", "variant"]).agg(np.ptp)
+    )
+    assert len(results.seeds) == 3 and "in each of the 3 seeds nearer to each other" in text
+    assert all(each_seed[seed, "all"] < each_seed[seed][ABLATIONS].min() for seed in results.seeds)
+    assert max(whole["all", 4], whole["all", 1]) < min(whole["all", 64], whole["all", 16])  # "somewhat behind"
+
+    ends = f"{final['no-step-size', 1]:.1f} and {final['no-adv-norm', 1]:.1f}, against {final['all', 1]:.1f} with all"
+    assert f"One environment ends at {ends} adjustments." in text
+    clipped, swing = settings["clip_fraction"].median(), settings["advantage_swing"].median()
+    assert f"with 64 environments {clipped['all', 64]:.0%} of the ratios are clipped" in text
+    assert f"with one {clipped['no-ewma-adjustment', 1]:.0%} ({clipped['all', 1]:.0%} if the age is adjusted)" in text
+    gains = []
+    for variant in ("no-ewma-adjustment", "no-ewma"):
+        effect, (low, high), _ = pooled(results, [((variant, "1"), (variant, "64"))], "final_return")
+        gains.append((f"{effect:.1f}", f"{low:.1f} to {high:.1f}"))
+    ends = f"{final['no-ewma-adjustment', 1]:.1f} and {final['no-ewma', 1]:.1f}"
+    (first, its_range), (second, other_range) = gains
+    assert f"ends at {ends}, above the 64 by {first} (95% interval {its_range}) and {second} ({other_range})" in text
+    four = rows[rows["value"] == 4].set_index(["variant", "seed"])["final_return"]
+    for variant in ("no-ewma-adjustment", "no-ewma"):
+        assert (four[variant] < 2.5).sum() == 1 and (four[variant] > 6).sum() == 2  # "one run of 3 hardly learns"
+
+    assert f"swing by a factor of {swing['no-adv-norm', 1]:.0f}," in text
+    assert f"too high, {clipped['no-step-size', 1]:.0%} of the ratios are clipped, which is usual" in text
+    assert 0.01 < clipped["no-step-size", 1] < 0.1
+    assert f"Without EWMA {clipped['no-ewma', 1]:.1%} are clipped" in text
 
 
 def mean_age(epochs, minibatches):
