@@ -153,25 +153,35 @@ def test_the_sentences_on_batch_size():
 
     distances = apart(results, ["all", *ABLATIONS])[1]
     assert distances in README
-    p_end, p_whole = (float(x) for x in re.search(r"all \| \S+ \| (\S+) \| \S+ \| (\S+)", distances).groups())
-    assert p_end > 0.5 and p_whole > 0.05  # "no further apart than chance puts them"
-    each_seed = rows.groupby(["seed", "variant"])["final_return"].agg(np.ptp)
-    assert len(results.seeds) == 3 and "in each of the 3 seeds nearer to each other" in text
-    assert all(each_seed[seed, "all"] < each_seed[seed][ABLATIONS].min() for seed in results.seeds)
-    assert max(whole["all", 4], whole["all", 1]) < min(whole["all", 64], whole["all", 16])  # "somewhat behind"
+    p = {row.split(" | ")[0]: float(row.split(" | ")[2]) for row in distances.replace("| ", "", 1).split("\n| ")[2:]}
+    assert p["all"] > 0.5 and f"no difference is to be seen (p = {p['all']:.1g})" in text
+    assert max(p["no-step-size"], p["no-adv-norm"]) < 0.05 < min(p["no-ewma-adjustment"], p["no-ewma"])
+    spread = {x: rows.groupby(["seed", "variant"])[f"{x}_return"].agg(np.ptp).unstack() for x in ("final", "mean")}
+    assert len(results.seeds) == 3 and "in each of the 3 seeds the sizes are nearer to each other" in text
+    assert all(spread["final"]["all"] < spread["final"][ABLATIONS].min(axis=1))
+    nearer = (spread["mean"][ABLATIONS].lt(spread["mean"]["all"], axis=0)).sum()
+    assert (
+        nearer["no-step-size"] == nearer.sum() == 1 and "in one seed the sizes are nearer without the adjusted" in text
+    )
+    behind = [f"{1 - whole['all', size] / whole['all', 64]:.0%}" for size in (4, 1)]
+    effect, (low, high), _ = pooled(results, [(("all", "64"), ("all", "1"))], "mean_return")
+    less = f"{effect:.1f}, 95% interval {low:.1f} to {high:.1f}"
+    assert f"4 and 1 environments are {behind[0]} and {behind[1]} below 64 (64 minus 1: {less})" in text
 
-    ends = f"{final['no-step-size', 1]:.1f} and {final['no-adv-norm', 1]:.1f}, against {final['all', 1]:.1f} with all"
-    assert f"One environment ends at {ends} adjustments." in text
+    ends = f"{final['no-adv-norm', 1]:.1f} and {final['no-step-size', 1]:.1f}, against {final['all', 1]:.1f} with all"
+    assert f"It ends at {ends} adjustments." in text
     clipped, swing = settings["clip_fraction"].median(), settings["advantage_swing"].median()
-    assert f"with 64 environments {clipped['all', 64]:.0%} of the ratios are clipped" in text
-    assert f"with one {clipped['no-ewma-adjustment', 1]:.0%} ({clipped['all', 1]:.0%} if the age is adjusted)" in text
+    ratios = (
+        f"{clipped['all', 64]:.0%} of the ratios are clipped with 64 environments, {clipped['all', 1]:.0%} with one"
+    )
+    assert ratios in text
+    assert f"down to {clipped['no-ewma-adjustment', 1]:.0%} of clipped ratios" in text
     gains = []
     for variant in ("no-ewma-adjustment", "no-ewma"):
         effect, (low, high), _ = pooled(results, [((variant, "1"), (variant, "64"))], "final_return")
-        gains.append((f"{effect:.1f}", f"{low:.1f} to {high:.1f}"))
+        gains.append(f"{effect:.1f} ({low:.1f} to {high:.1f})")
     ends = f"{final['no-ewma-adjustment', 1]:.1f} and {final['no-ewma', 1]:.1f}"
-    (first, its_range), (second, other_range) = gains
-    assert f"ends at {ends}, above the 64 by {first} (95% interval {its_range}) and {second} ({other_range})" in text
+    assert f"One environment ends at {ends}, above the 64 by {gains[0]} and {gains[1]}." in text
     four = rows[rows["value"] == 4].set_index(["variant", "seed"])["final_return"]
     for variant in ("no-ewma-adjustment", "no-ewma"):
         assert (four[variant] < 2.5).sum() == 1 and (four[variant] > 6).sum() == 2  # "one run of 3 hardly learns"
@@ -185,7 +195,9 @@ def test_the_sentences_on_batch_size():
     assert f"swing by a factor of {swing['no-adv-norm', 1]:.0f}," in text
     assert f"too high, {clipped['no-step-size', 1]:.0%} of the ratios are clipped, which is usual" in text
     assert 0.01 < clipped["no-step-size", 1] < 0.1
-    assert f"Without EWMA {clipped['no-ewma', 1]:.1%} are clipped" in text
+    assert f"Without EWMA about {clipped['no-ewma', 1]:.1%} are clipped; in the one run below 0.5%" in text
+    without = rows[(rows["variant"] == "no-ewma") & (rows["value"] == 1)]
+    assert (without["clip_fraction"] < 0.005).sum() == 1 and final["no-ewma", 1] > final["all", 1]
 
 
 def test_the_time_that_all_runs_take():
@@ -207,13 +219,17 @@ def test_the_sentences_on_ewma():
     for base in ("ppo", "ppg"):
         for column in ("final_normalised_return", "mean_normalised_return"):
             pair = ("algorithms", f"{base}-ewma"), ("algorithms", base)
-            effect, (low, high), _ = pooled(results, [pair], column)
+            effect, (low, high), p = pooled(results, [pair], column)
             numbers[base, column[:4]] = f"{effect:.3f}", f"{low:.3f} to {high:.3f}"
+            if column[:4] == "mean":
+                assert f"by the paper's test p = {2 * min(p, 1 - p):.1g} for both, two-sided" in text
             assert (low < 0 < high) == (column[:4] == "fina")  # "no gain is to be seen", "EWMA is behind"
     (ppo, ppo_range), (ppg, ppg_range) = numbers["ppo", "fina"], numbers["ppg", "fina"]
     assert f"PPO-EWMA minus PPO is {ppo} (95% interval {ppo_range}), PPG-EWMA minus PPG is {ppg} ({ppg_range})." in text
     (ppo, ppo_range), (ppg, ppg_range) = numbers["ppo", "mean"], numbers["ppg", "mean"]
     assert f"the differences are {ppo} ({ppo_range}) and {ppg} ({ppg_range}), and negative on each game." in text
+    fresh = Results.of_csv("staleness", RESULTS).final("decoupled", "0", "final_return")["starpilot"].values()
+    assert f"Those runs, {np.mean([*fresh]):.2f} ± {np.std([*fresh], ddof=1):.2f}, were made on another." in text
     means = results.all_rows.groupby(["game", "value"])["mean_return"].mean().unstack()
     assert (means["ppo-ewma"] < means["ppo"]).all() and (means["ppg-ewma"] < means["ppg"]).all()
 
