@@ -42,7 +42,8 @@ def overview(results, column):
     variants = list(dict.fromkeys(results.all_rows["variant"]))
     columns, rows = max(map(results.values, variants), key=len), []
     for variant, game in [(x, y) for x in variants for y in results.games]:
-        name = ", ".join([variant] * (len(variants) > 1) + [game] * (len(results.games) > 1)) or game
+        named = len(variants) > 1 and variant != "algorithms"  # whose values say enough
+        name = ", ".join([variant] * named + [game] * (len(results.games) > 1)) or game
         samples = [returns[returns.index == (variant, game, value)] for value in columns]
         rows.append(
             [name, *(f"{x.mean():.2f} ± {x.std():.2f}".replace(" ± nan", "") if len(x) else "" for x in samples)]

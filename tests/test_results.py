@@ -113,7 +113,7 @@ def test_where_the_time_goes():
     assert f"gradients take {share} of its time, at {speed} of that speed" in text
 
 
-@pytest.mark.parametrize("name, runs", [("staleness", 48), ("ewma", 36), ("batch-size", 63)])
+@pytest.mark.parametrize("name, runs", [("staleness", 48), ("ewma", 36), ("batch-size", 72)])
 def test_an_experiment_is_complete_and_its_report_follows_from_its_tables(name, runs):
     results = Results.of_csv(name, RESULTS)
     assert results.finished == len(results.runs) == runs
@@ -186,6 +186,13 @@ def test_the_sentences_on_batch_size():
     for variant in ("no-ewma-adjustment", "no-ewma"):
         assert (four[variant] < 2.5).sum() == 1 and (four[variant] > 6).sum() == 2  # "one run of 3 hardly learns"
 
+    coms = [run.flags["prox-com"] for run in results.runs if (run.variant, run.seed) == ("same-age", 1)]
+    assert f"`--prox-com` {coms[0]:g}, {coms[1]:g} and {coms[2]:g}) end at " in text
+    young, own = ([f"{final[x, size]:.1f}" for size in (16, 4, 1)] for x in ("same-age", "no-ewma-adjustment"))
+    effect, (low, high), _ = pooled(results, [(("no-ewma-adjustment", "1"), ("same-age", "1"))], "final_return")
+    ends = "{}, {} and {}, where 16, 4 and 1 environments end at {}, {} and {}; the last two".format(*young, *own)
+    assert f"end at {ends} are {effect:.1f} apart ({low:.1f} to {high:.1f})." in text
+
     ends = f"{final['ppg-ewma', 64]:.1f} with 64 environments and at {final['ppg-ewma', 4]:.1f} with 4"
     assert f"**PPG-EWMA** ends at {ends}." in text
     effect, (low, high), _ = pooled(results, [(("ppg-ewma", "4"), ("ppg-ewma-no-n-pi", "4"))], "final_return")
@@ -230,7 +237,8 @@ def test_the_sentences_on_ewma():
     assert f"the differences are {ppo} ({ppo_range}) and {ppg} ({ppg_range}), and negative on each game." in text
     fresh = Results.of_csv("staleness", RESULTS).final("decoupled", "0", "final_return")["starpilot"].values()
     assert f"Those runs, {np.mean([*fresh]):.2f} ± {np.std([*fresh], ddof=1):.2f}, were made on another." in text
-    means = results.all_rows.groupby(["game", "value"])["mean_return"].mean().unstack()
+    rows = results.all_rows[results.all_rows["variant"] == "algorithms"]
+    means = rows.groupby(["game", "value"])["mean_return"].mean().unstack()
     assert (means["ppo-ewma"] < means["ppo"]).all() and (means["ppg-ewma"] < means["ppg"]).all()
 
     args, _ = parse("ppo_ewma")
