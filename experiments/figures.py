@@ -409,7 +409,8 @@ def draw_ewma(results, folder):
     draw_curves(left, results, "algorithms", colours)
     title = "mean over games" if len(results.games) > 1 else "learning curves"
     left.set(title=f"({letters[-2]}) {title}", xlabel="environment steps", ylabel="normalised return")
-    left.legend()
+    if results.values("algorithms"):
+        left.legend()
     right_axis(left, results)
     groups = {f"{ALGORITHMS[x]}-EWMA\nminus {ALGORITHMS[x]}": [f"{x}-ewma", x] for x in ("ppo", "ppg")}
     groups = {name: [("algorithms", x) for x in pair] for name, pair in groups.items()}
@@ -418,6 +419,8 @@ def draw_ewma(results, folder):
     draw_bars(right, results, groups, [colours["ppo-ewma"], colours["ppg-ewma"], COLOURS[4]])
     right.set(title=f"({letters[-1]}) gain from EWMA, by game", ylabel="normalised return")
     says = f"All four algorithms at the default batch size (paper's fig. 4). ({letters[-1]}) is {about_bars(results)}"
+    if results.values("as-old-as-ppo"):
+        says += " As old as PPO's: PPO-EWMA whose average is as old as PPO's old policy, 3.5 steps."
     if len(results.seeds) > 1:
         says += f" Error bars: standard deviation, in ({letters[-1]}) standard error."
     save(figure, folder, "ewma", says, results, spread="mean")

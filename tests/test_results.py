@@ -113,7 +113,7 @@ def test_where_the_time_goes():
     assert f"gradients take {share} of its time, at {speed} of that speed" in text
 
 
-@pytest.mark.parametrize("name, runs", [("staleness", 48), ("ewma", 36), ("batch-size", 72)])
+@pytest.mark.parametrize("name, runs", [("staleness", 48), ("ewma", 45), ("batch-size", 72)])
 def test_an_experiment_is_complete_and_its_report_follows_from_its_tables(name, runs):
     results = Results.of_csv(name, RESULTS)
     assert results.finished == len(results.runs) == runs
@@ -240,6 +240,16 @@ def test_the_sentences_on_ewma():
     rows = results.all_rows[results.all_rows["variant"] == "algorithms"]
     means = rows.groupby(["game", "value"])["mean_return"].mean().unstack()
     assert (means["ppo-ewma"] < means["ppo"]).all() and (means["ppg-ewma"] < means["ppg"]).all()
+
+    said = []
+    for base in ("ppo", "ppo-ewma"):
+        for column in ("final_normalised_return", "mean_normalised_return"):
+            pair = ("as-old-as-ppo", "ppo-ewma"), ("algorithms", base)
+            effect, (low, high), _ = pooled(results, [pair], column)
+            said.append(f"{effect:.3f} ({low:.3f} to {high:.3f})")
+            assert (low < 0 < high) == (base == "ppo")  # "is level with PPO", "is above PPO-EWMA"
+    assert f"is level with PPO: {said[0]} at the end, {said[1]} over the learning curve." in text
+    assert f"It is above PPO-EWMA as it is by {said[2]} and {said[3]}." in text
 
     args, _ = parse("ppo_ewma")
     ours = results.runs[0].flags
