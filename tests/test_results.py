@@ -257,6 +257,8 @@ def test_the_sentences_on_ewma():
     assert f"the average's {args.prox_com:.0f} is younger" in text
     assert f"with one epoch it is {mean_age(ours['epochs'], args.num_minibatches)}," in text
     assert results.runs[0].script == "ppo.py" and "num-minibatches" not in ours
+    ages = {run.flags["prox-com"] for run in results.runs if run.variant == "as-old-as-ppo"}
+    assert ages == {mean_age(ours["epochs"], args.num_minibatches)}
 
 
 def test_the_sentences_on_staleness():
