@@ -385,8 +385,8 @@ def test_memory_does_not_grow_over_200_iterations(script, tmp_path):
 
 
 def test_a_buffer_larger_than_memory(tmp_path):
-    """80 MB of frames in a process that may take 60 MB more than it has when it starts."""
+    """161 MB of frames in a process that may take 120 MB more than it has when it starts; it takes 60 to 75."""
     flags = "--env-id chaser --num-envs 8 --num-steps 41 --num-minibatches 1 --channels 1 1 1 --device cpu".split()
-    flags += ["--n-pi", "20", "--no-adjust", "n-pi", "--aux-epochs", "1", "--aux-rollouts", "4", "--arch", "detach"]
-    memory("ppg", 60, *flags, "--total-timesteps", 8 * 41 * 20, "--run-dir", tmp_path / "run")
+    flags += ["--n-pi", "40", "--no-adjust", "n-pi", "--aux-epochs", "1", "--aux-rollouts", "4", "--arch", "detach"]
+    memory("ppg", 120, *flags, "--total-timesteps", 8 * 41 * 40, "--run-dir", tmp_path / "run")
     assert "auxiliary/clone_kl" in curves(tmp_path / "run")
