@@ -159,6 +159,9 @@ def test_the_sentences_on_batch_size():
     spread = {x: rows.groupby(["seed", "variant"])[f"{x}_return"].agg(np.ptp).unstack() for x in ("final", "mean")}
     assert len(results.seeds) == 3 and "in each of the 3 seeds the sizes are nearer to each other" in text
     assert all(spread["final"]["all"] < spread["final"][ABLATIONS].min(axis=1))
+    later = rows[rows["seed"] > 1].groupby(["variant", "value"])["final_return"].mean().groupby("variant").agg(np.ptp)
+    others = f"{later[ABLATIONS].min():.1f} to {later[ABLATIONS].max():.1f}"
+    assert f"in the other two alone the sizes are {later['all']:.1f} apart, against {others}." in text
     nearer = (spread["mean"][ABLATIONS].lt(spread["mean"]["all"], axis=0)).sum()
     assert (
         nearer["no-step-size"] == nearer.sum() == 1 and "in one seed the sizes are nearer without the adjusted" in text
