@@ -1,193 +1,141 @@
 """Proximal policy optimisation (PPO) on Procgen, in one file.
 
-Paper: "Batch size-invariance for policy optimization", Hilton, Cobbe and Schulman, 2021 (arXiv:2110.00641). Comments
-name its sections; "PPO equation" is one of the PPO paper, Schulman et al., 2017 (arXiv:1707.06347).
+The algorithm comes first; a line after main() says where it ends. In a hurry, start at "(1)".
 
-Five files, each a whole algorithm, each a few tagged lines away from an earlier one. Read them in this order:
-  ppo.py        PPO. Its old policy does two jobs: it corrects for the data's age, and it limits the update.
-  ppo_ewma.py   PPO-EWMA: two policies for the two jobs.               diff ppo.py ppo_ewma.py;  grep EWMA ppo_ewma.py
-  staleness.py  PPO on data made old on purpose: why the jobs differ.  diff ppo.py staleness.py; grep STALE staleness.py
-  ppg.py        Phasic policy gradient, a stronger algorithm.          diff ppo.py ppg.py;       grep PPG ppg.py
-  ppg_ewma.py   PPG-EWMA, the paper's main algorithm: to ppg.py what ppo_ewma.py is to ppo.py, by the very same patch.
+Paper: "Batch size-invariance for policy optimization", Hilton, Cobbe and Schulman, 2021
+(arXiv:2110.00641). Section, appendix and footnote numbers refer to it; "PPO equation" refers to
+Schulman et al., 2017 (arXiv:1707.06347).
 
-Flags are stated for 256 environments (appendix B); another --num-envs adjusts them (section 4). That this preserves
-learning is claimed by the paper for the EWMA files, one policy epoch and small enough batches.
+Five files, each a whole algorithm, each a few tagged lines away from an earlier one:
+  ppo.py        PPO. Its old policy does two jobs. As behaviour policy it corrects for the data's
+                age: an older network sampled it. As proximal policy it limits the update.
+  ppo_ewma.py   PPO-EWMA: two policies for the two jobs.                    Its tag is EWMA.
+  staleness.py  PPO on deliberately stale data: why to split the jobs.      Its tag is STALE.
+  ppg.py        Phasic policy gradient, a stronger algorithm.               Its tag is PPG.
+  ppg_ewma.py   PPG-EWMA, the paper's main algorithm: ppg.py, patched as ppo_ewma.py is. Both tags.
+grep -n "# TAG" prints what a file changes; "# TAG, 3 lines" marks its own line and the next two.
 
-Deviations from the paper:
-  1. One process steps all environments; the paper has 4 workers of 64 environments and averages their gradients.
-  2. A minibatch is processed in pieces (--microbatch-size), which bounds memory; their gradients add up to the same.
+Deviations from the paper: (1) one process steps all environments, where the paper averages the
+gradients of 4 workers with 64 each; (2) a minibatch goes through the network in pieces, which
+bounds memory and adds up to the same gradient (--microbatch-size).
 
-EWMA: here the proximal policy, which limits the update, is an exponentially weighted moving average of the network. The
-behaviour policy only corrects for the data's age. How old the proximal policy is, in optimiser steps, is now a choice
-(--prox-com), and no longer follows from the batch size.
+# EWMA, 3 lines: PPO's old policy is up to an iteration old, so how tightly it limits the update
+depends on the batch size. Here an exponentially weighted moving average of the policy limits it;
+its age is a choice (--prox-com), the same in environment steps at any batch size.
 """
 
 import argparse
 import copy  # EWMA
 import ctypes
 import fcntl
+import hashlib
 import math
 import os
 import signal
 import sys
+import threading
 import time
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # idle threads sleep soon, as others may run
 
 try:
     import torch
     import torch.nn as nn
     from procgen import ProcgenGym3Env
-    from procgen.env import ENV_NAMES, EXPLORATION_LEVEL_SEEDS
+    from procgen.env import ENV_NAMES
     from torch.utils.tensorboard import SummaryWriter
-    from tqdm import tqdm
+    from torch.utils.tensorboard.summary import hparams
 except ImportError as error:
-    needs = "Procgen has builds for Python 3.10, 3.11 and 3.12: with one of these, pip install -r requirements.txt"
-    print(f"{error} in Python {sys.version.split()[0]}. {needs}", file=sys.stderr)
+    print(f"{error}: use Python 3.10 to 3.12, pip install -r requirements.txt", file=sys.stderr)
     sys.exit(2)
 
-if sys.platform == "linux":  # let malloc keep what is freed: else every pass maps and unmaps its activations anew
-    ctypes.CDLL(None).mallopt(-3, 2**25)  # M_MMAP_THRESHOLD
-    ctypes.CDLL(None).mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
 
-SCRIPT = Path(__file__).stem
-CHECKPOINT_FORMAT = 1
-MODES = {  # and the games that have them; Procgen aborts the whole process if asked for another
-    "easy": ENV_NAMES,
-    "hard": ENV_NAMES,
-    "extreme": ["chaser", "dodgeball", "leaper", "starpilot"],
-    "memory": ["caveflyer", "dodgeball", "heist", "jumper", "maze", "miner"],
-    "exploration": list(EXPLORATION_LEVEL_SEEDS),
-}
-
-
-def fail(message, code=2):
-    print(f"{SCRIPT}.py: error: {message}", file=sys.stderr)
-    sys.exit(code)
-
-
-def number(kind, low, high=math.inf):
-    """An argparse type: an int or a float within bounds."""
-
-    def parse(text):
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not (low <= value <= high and math.isfinite(value)):
-            bounds = f"{low} or more" if high == math.inf else f"from {low} to {high}"
-            raise argparse.ArgumentTypeError(f"{text}: must be a {'whole ' * (kind is int)}number, {bounds}")
-        return value
-
-    return parse
-
-
-def parse_args():
-    """The flags, and the checkpoint to go on from or None."""
-    parser = argparse.ArgumentParser(
-        description=f"{SCRIPT}.py: {__doc__.splitlines()[0]}",
-        usage=argparse.SUPPRESS,  # forty flags; an error is one line
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    count, fraction, nonnegative = number(int, 1), number(float, 0, 1), number(float, 0)
+def add_flags(parser):
+    """Defaults are the paper's (appendix B), for 256 environments."""
+    count, index = number(int, 1), number(int, 0, 2**31 - 1)
+    fraction, nonnegative = number(float, 0, 1), number(float, 0)
 
     add = parser.add_argument_group("run").add_argument
-    add("--seed", type=number(int, 0, 2**31 - 1), default=1, help="of the network, of sampling and of Procgen")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if there is one")
+    add("--seed", type=index, default=1, help="seeds network, sampling and Procgen")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
     add("--run-dir", help="where results go; None: runs/<env>__<script>__<seed>__<time>")
-    add("--resume", metavar="RUN_DIR", help="go on with a run that was stopped; its flags come with it")
-    add("--checkpoint-seconds", type=nonnegative, default=60, help="least time between checkpoints; 0: every iteration")
+    add("--resume", metavar="RUN_DIR", help="resume a stopped run, with its original flags")
+    add("--checkpoint-seconds", type=nonnegative, default=60, help="time between checkpoints")
+    add("--microbatch-size", type=count, help="frames in a pass; None: 64 on a CPU, 2048 on a GPU")
+    add("--compile", action="store_true", help="compile the network: slow start, faster on a GPU")
+    add("--bf16", action="store_true", help="compute the convolutions in bfloat16")
 
     add = parser.add_argument_group("environment").add_argument
     add("--env-id", choices=ENV_NAMES, default="starpilot", help="Procgen game")
-    add("--distribution-mode", choices=list(MODES), default="hard", help="difficulty; some games lack the last three")
-    add("--num-levels", type=number(int, 0, 2**31 - 1), default=0, help="size of the level set; 0: all levels")
-    add("--start-level", type=number(int, 0, 2**31 - 1), default=0, help="the first level of the set")
-    add("--num-envs", type=count, default=256, help="parallel environments N; changes all batch sizes")
-    add("--num-steps", type=count, default=256, help="steps of each environment in an iteration, T")
+    add("--distribution-mode", choices=["easy", "hard"], default="hard", help="difficulty")
+    add("--num-levels", type=index, default=0, help="size of the level set; 0: all levels")
+    add("--start-level", type=index, default=0, help="first level of the set")
+    add("--num-envs", type=count, default=256, help="parallel environments N: sets the batch size")
+    add("--num-steps", type=count, default=256, help="steps T of each environment in an iteration")
     add("--total-timesteps", type=count, default=100_000_000, help="environment steps in all")
+    add("--env-threads", type=count, default=os.cpu_count(), help="CPU threads that step the games")
 
     add = parser.add_argument_group("optimisation").add_argument
-    add("--epochs", type=count, default=3, help="passes over the data of an iteration, E")
+    add("--epochs", type=count, default=3, help="passes over the data, E; invariance needs 1")
     add("--learning-rate", type=nonnegative, default=5e-4, help="Adam step size")
     add("--num-minibatches", type=count, default=8, help="optimiser steps in an epoch")
     add("--gamma", type=fraction, default=0.999, help="discount")
-    add("--gae-lambda", type=fraction, default=0.95, help="GAE bootstrapping")
-    add("--clip-coef", type=nonnegative, default=0.2, help="clip range epsilon; 0: no clipping")
-    add("--kl-coef", type=nonnegative, default=0.0, help="KL penalty beta; the paper's is 1, with --clip-coef 0")
-    add("--prox-com", type=nonnegative, default=8.0, help="centre of mass of the EWMA, in optimiser steps")  # EWMA
+    add("--gae-lambda", type=fraction, default=0.95, help="GAE: 0 trusts values, 1 trusts returns")
+    add("--clip-coef", type=fraction, default=0.2, help="clip range epsilon; 0: no clipping")
+    add("--kl-coef", type=nonnegative, default=0.0, help="KL penalty; 1 if --clip-coef is 0")
+    add("--prox-com", type=nonnegative, default=8.0, help="pi_prox's age, optimiser steps")  # EWMA
     add("--vf-coef", type=nonnegative, default=0.5, help="weight of the value loss")
     add("--ent-coef", type=nonnegative, default=0.01, help="weight of the entropy bonus")
-    add("--clip-vloss", action="store_true", help="also limit the value update, to --clip-coef")
-    add("--target-kl", type=nonnegative, help="no further policy epoch if the KL of the last minibatch exceeds this")
-    add("--adv-norm", choices=["iteration", "minibatch", "none"], default="iteration", help="advantage normalisation")
-    add("--reward-norm", action=argparse.BooleanOptionalAction, default=True, help="reward normalisation")
-    add("--channels", type=count, nargs=3, default=[16, 32, 32], help="widths of the network; smaller for a CPU")
-    add("--microbatch-size", type=count, help="frames in a pass, same gradient; None: 64 on a CPU, 2048 on a GPU")
+    add("--reward-norm", action=argparse.BooleanOptionalAction, default=True, help="scale rewards")
+    scopes = ["iteration", "minibatch", "none"]
+    add("--adv-norm", choices=scopes, default="iteration", help="not in the paper: minibatch")
+    add("--clip-vloss", action="store_true", help="not in the paper: clip the value loss, too")
+    add("--target-kl", type=nonnegative, help="not in the paper: stop epochs at this KL")
+    add("--channels", type=count, nargs=3, default=[16, 32, 32], help="network widths")
 
     add = parser.add_argument_group("batch size").add_argument
-    add("--reference-num-envs", type=count, default=256, help="number of environments that the flags are stated for")
-    add("--no-adjust", nargs="+", default=[], metavar="NAME", help="leave as stated: lr, adv-norm, prox, n-pi")
-    add("--lr-rule", choices=["sqrt", "linear"], default="sqrt", help="how the step size is adjusted (appendix D)")
-    add("--adjust-betas", choices=["none", "beta2", "both"], default="none", help="Adam's betas, too (appendix E)")
-
-    args, saved = parser.parse_args(), None
-    if args.resume:
-        given = {word.split("=")[0] for word in sys.argv[1:] if word.startswith("--")} - {"--resume"}
-        if refused := given - {"--total-timesteps", "--device"}:
-            fail(f"{', '.join(sorted(refused))}: with --resume only --total-timesteps and --device can be given")
-        saved = load_checkpoint(Path(args.resume))
-        changed = {name[2:].replace("-", "_") for name in given} | {"resume"}
-        args = argparse.Namespace(**saved["args"] | {x: vars(args)[x] for x in changed} | {"run_dir": args.resume})
-    if args.env_id not in MODES[args.distribution_mode]:
-        having = [mode for mode in MODES if args.env_id in MODES[mode]]
-        fail(f"--distribution-mode {args.distribution_mode}: {args.env_id} has only {', '.join(having)}")
-    if args.distribution_mode == "exploration" and (args.num_levels or args.start_level):
-        fail("--distribution-mode exploration: is one fixed level; leave out --num-levels and --start-level")
-    if args.start_level and not 0 < args.num_levels < 2**31 - args.start_level:
-        fail(f"--start-level {args.start_level}: needs --num-levels from 1 to {2**31 - 1 - args.start_level}")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        fail("--device cuda: PyTorch finds no CUDA device; use cpu or auto")
-    if args.clip_vloss and args.clip_coef == 0:
-        fail("--clip-vloss: needs --clip-coef above 0")
-    if not splits_evenly(args.num_envs, args.num_steps, args.num_minibatches):
-        even = [m for m in range(1, 4 * args.num_minibatches) if splits_evenly(args.num_envs, args.num_steps, m)]
-        what = f"{args.num_envs} environments x {args.num_steps} steps"
-        fail(f"--num-minibatches {args.num_minibatches}: {what} do not split evenly; {str(even)[1:-1]} would")
-    args.run_dir = args.run_dir or f"runs/{args.env_id}__{SCRIPT}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
-    return args, saved
+    add("--reference-num-envs", type=count, default=256, help="the N that other flags are set for")
+    names = [name for name, flag in ADJUSTABLE.items() if parser.get_default(flag) is not None]
+    add("--no-adjust", nargs="+", default=[], choices=names, help="leave these as given")
+    add("--lr-rule", choices=["sqrt", "linear"], default="sqrt", help="see appendix D")
+    add("--adjust-betas", choices=["none", "beta2", "both"], default="none", help="see appendix E")
 
 
 def adjust_for_batch_size(args):
-    """Section 4: what to change so that another number of environments learns the same per environment step.
+    """Section 4: make N environments learn as the reference number does, per environment step.
 
-    Returns a table of values, as stated for the reference and as used here.
+    The paper claims this for small enough batches and a single policy epoch: the smaller an
+    iteration, the more a second epoch acts like a larger step on the same few frames.
     """
-    c = args.reference_num_envs / args.num_envs  # batches are c times smaller than the reference's
-    divisor, rule = (math.sqrt(c), "/ sqrt(c)") if args.lr_rule == "sqrt" else (c, "/ c")
-    table = {
-        # name: (what it is, stated, in use, rule)
-        "prox": ("proximal policy's centre of mass (steps)", args.prox_com, args.prox_com * c, "* c"),  # EWMA
-        "lr": ("Adam step size", args.learning_rate, args.learning_rate / divisor, rule),
-        "adv-norm": ("advantage-normalisation span (iterations)", 1, max(1, c), "* c, at least 1"),
-    }
-    if args.adv_norm != "iteration":
-        del table["adv-norm"]
-    for name in args.no_adjust:
-        if name not in table:
-            fail(f"--no-adjust {name}: there are {', '.join(table)} to choose from")
-        what, stated, _, _ = table[name]
-        table[name] = (what, stated, stated, f"kept: --no-adjust {name}")
-    for name, beta, adjusted in [("beta1", 0.9, ["both"]), ("beta2", 0.999, ["beta2", "both"])]:
-        adjust = args.adjust_betas in adjusted
-        table[name] = (f"Adam {name}", beta, beta ** (1 / c) if adjust else beta, "to the 1/c" if adjust else "kept")
-    return table
+    ratio = args.reference_num_envs / args.num_envs  # iterations and minibatches shrink by it
+    c = {name: 1 if name in args.no_adjust else ratio for name in ADJUSTABLE}  # 1: not adjusted
+    used = SimpleNamespace()
+
+    # Minibatches c times smaller make c times as many steps, so each should go 1/c as far. Where
+    # noise dominates, Adam's divisor, the gradient's root mean square, grows by a factor sqrt(c),
+    # one of the two needed; the step size supplies the other (appendix D).
+    used.lr = args.learning_rate / (c["lr"] if args.lr_rule == "linear" else math.sqrt(c["lr"]))
+
+    # A moving average that estimates something has a span, 2 / (1 - decay) - 1: how many equally
+    # weighted terms it is worth. One that is an older copy (ppo_ewma.py) has a centre of mass,
+    # 1 / (1 - decay) - 1: its mean age. As many frames now take c times as many iterations:
+    used.adv_norm_span = max(1, c["adv-norm"])
+    used.adv_norm_decay = (used.adv_norm_span - 1) / (used.adv_norm_span + 1)
+    used.prox_com = args.prox_com * c["prox"]  # EWMA, 2 lines: the same age, in environment steps
+    used.prox_decay = used.prox_com / (used.prox_com + 1)
+    # Adam's own averages matter little (section 3.2): left alone unless --adjust-betas says so.
+    used.beta1 = 0.9 ** (1 / ratio) if args.adjust_betas == "both" else 0.9
+    used.beta2 = 0.999 ** (1 / ratio) if args.adjust_betas != "none" else 0.999
+    return used
+
+
+FRAME, ACTIONS = (64, 64, 3), 15  # what Procgen shows, and what it understands
 
 
 def scaled(layer, norm):
-    """PyTorch's initialisation, with the weights of each output scaled to have this L2 norm, and biases of 0."""
+    """Scale each output's initial weights to this L2 norm, the authors' choice; biases are 0."""
     with torch.no_grad():
         rows = layer.weight.flatten(1)  # a view
         rows *= norm / rows.norm(dim=1, keepdim=True)
@@ -202,34 +150,39 @@ class ResidualBlock(nn.Module):
         self.conv2 = scaled(nn.Conv2d(channels, channels, 3, padding=1), norm)
 
     def forward(self, x):
-        return self.conv2(self.conv1(x.relu()).relu_()).add_(x)  # in place where nothing needs the old value
+        return self.conv2(self.conv1(x.relu()).relu_()).add_(x)  # in place: saves memory
 
 
 class Impala(nn.Module):
-    """The convolutional network of IMPALA (Espeholt et al., 2018): uint8 frames [B, 64, 64, 3] to features [B, 256]."""
+    """The network of IMPALA (Espeholt et al., 2018): uint8 frames [B, 64, 64, 3] to [B, 256]."""
+
+    bf16 = False  # --bf16 sets it
 
     def __init__(self, channels, blocks=2):
         super().__init__()
-        norm = math.sqrt(1 / math.sqrt(len(channels)) / math.sqrt(blocks))  # more residual blocks: each starts smaller
+        norm = math.sqrt(1 / math.sqrt(len(channels) * blocks))  # the more blocks, the smaller each
         layers, width = [], 3
         for out in channels:
-            layers += [scaled(nn.Conv2d(width, out, 3, padding=1), 1), nn.MaxPool2d(3, stride=2, padding=1)]
+            layers += [scaled(nn.Conv2d(width, out, 3, padding=1), 1), nn.MaxPool2d(3, 2, 1)]
             layers += [ResidualBlock(out, norm) for _ in range(blocks)]
             width = out
         dense = scaled(nn.Linear(width * 8 * 8, 256), 1.4)
         self.layers = nn.Sequential(*layers, nn.Flatten(), nn.ReLU(), dense, nn.ReLU())
 
     def forward(self, obs):
-        return self.layers(obs.permute(0, 3, 1, 2).float() / 255)  # stays channels last in memory, the fast layout
+        x = obs.permute(0, 3, 1, 2) / 255  # channels stay last in memory, the fast layout
+        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
+            y = self.layers[:-4](x)  # the convolutions; a dense layer in bfloat16 learns less
+        return self.layers[-4:](y.to(x.dtype))
 
 
 class Agent(nn.Module):
     """uint8 frames [B, 64, 64, 3] to logits [B, 15] and values [B]."""
 
-    def __init__(self, channels, actions=15):
+    def __init__(self, channels):
         super().__init__()
         self.trunk = Impala(channels)
-        self.policy_head = scaled(nn.Linear(256, actions), 0.1)
+        self.policy_head = scaled(nn.Linear(256, ACTIONS), 0.1)
         self.value_head = scaled(nn.Linear(256, 1), 0.1)
 
     def forward(self, obs):
@@ -237,59 +190,59 @@ class Agent(nn.Module):
         return self.policy_head(features), self.value_head(features).squeeze(-1)
 
 
-def normalise_rewards(reward, first, discounted, moments):
-    """Divide rewards [N, T] by the standard deviation of the discounted return over the run, this rollout included.
+def sample(logprobs):
+    """An action for each state: p(a) / exponential noise is largest at a with probability p(a)."""
+    noise = torch.empty(logprobs.shape).exponential_()  # from the CPU: the same on any device
+    return (logprobs.exp() / upload(noise, logprobs.device)).argmax(-1)
 
-    discounted [N]: every environment's return so far, with a discount of its own, 0.99. moments: count, mean and
-    variance of all such returns.
+
+def normalise_rewards(reward, first, discounted_return, return_stats):
+    """Divide rewards [N, T] by the standard deviation of the discounted return over the whole run.
+
+    discounted_return [N] looks back: what each environment has collected so far. Its discount of
+    0.99, not gamma, is the authors' choice: it only sets a scale. return_stats: count, mean, var.
     """
     returns = []
     for t in range(reward.shape[1]):
-        discounted = reward[:, t] + 0.99 * (1 - first[:, t].float()) * discounted  # a new episode starts at 0
-        returns.append(discounted)
+        discounted_return = reward[:, t] + 0.99 * ~first[:, t] * discounted_return
+        returns.append(discounted_return)
     returns = torch.stack(returns).double()
-    (count, mean, var), new = moments, returns.numel()
-    delta, total = returns.mean() - mean, count + new
-    square_sum = var * count + returns.var(correction=0) * new + delta**2 * count * new / total
-    moments = torch.stack([total, mean + delta * new / total, square_sum / total])
-    return (reward / (moments[2] + 1e-8).sqrt().float()).clamp(-10, 10), discounted, moments
+    (count, mean, var), new = return_stats, returns.numel()
+    delta, total = returns.mean() - mean, count + new  # merge the old and the new ones' variances
+    new_var = returns.var(correction=0)
+    var = (var * count + new_var * new + delta**2 * count * new / total) / total
+    return_stats = torch.stack([total, mean + delta * new / total, var])
+    return (reward / (var + 1e-8).sqrt()).clamp(-10, 10), discounted_return, return_stats
 
 
-def gae(reward, value, first, gamma, gae_lambda):
-    """Generalised advantage estimation. reward [N, T]; value, first [N, T + 1]: one more, after the last step."""
-    advantage, running = torch.zeros_like(reward), torch.zeros(len(reward))
+def gae(reward, values, first, gamma, gae_lambda):
+    """Generalised advantage estimation. reward [N, T]; values, first [N, T + 1]: one step more."""
+    advantage, running = torch.empty_like(values[:, 1:]), 0
     for t in reversed(range(reward.shape[1])):
-        alive = 1 - first[:, t + 1].float()  # 0 if step t ended its episode: nothing comes back from the next one
-        delta = reward[:, t] + gamma * alive * value[:, t + 1] - value[:, t]
+        alive = ~first[:, t + 1]  # false if step t ended its episode: nothing comes after it
+        delta = reward[:, t] + gamma * alive * values[:, t + 1] - values[:, t]
         running = delta + gamma * gae_lambda * alive * running
         advantage[:, t] = running
     return advantage
 
 
-def update_moments(moments, x, span):
-    """Mean and standard deviation of x over about `span` iterations (footnote 1), for advantage normalisation.
+def update_moments(sums, x, decay):
+    """For advantage normalisation: the updated sums, and mean and standard deviation from them.
 
-    moments: count, sum and sum of squares up to now, decayed once an iteration. Span 1 forgets all but this iteration.
+    sums: count, sum, sum of squares, decayed once an iteration. Decay 0: this iteration alone.
     """
-    decay = (span - 1) / (span + 1)
-    x = x.double()
-    moments = decay * moments + x.new_tensor([x.numel(), x.sum(), (x**2).sum()])
-    mean, mean_square = moments[1] / moments[0], moments[2] / moments[0]
-    return moments, mean.float(), (mean_square - mean**2).clamp(min=0).sqrt().float()
-
-
-def splits_evenly(envs, steps, num_minibatches):
-    chunks = max(1, num_minibatches // envs)
-    return envs * chunks % num_minibatches == 0 and steps % chunks == 0
+    y = x.double()
+    sums = decay * sums + torch.stack([torch.ones_like(y).sum(), y.sum(), (y**2).sum()])
+    mean, mean_square = sums[1] / sums[0], sums[2] / sums[0]
+    return sums, mean.to(x.dtype), (mean_square - mean**2).clamp(min=0).sqrt().to(x.dtype)
 
 
 def minibatches(envs, steps, num_minibatches):
-    """One epoch's minibatches: rows of indices into a batch of envs * steps frames.
-
-    Environments are shuffled, time is not: a minibatch is whole rollouts of some environments, or, with fewer
-    environments than minibatches, a part of one environment's rollout, and the next one goes on from there.
-    """
-    return torch.arange(envs * steps).view(envs, steps)[torch.randperm(envs)].view(num_minibatches, -1)
+    """One epoch's minibatches: rows of indices into envs * steps frames. Each holds whole rollouts
+    (a rollout: the T steps of one environment), or, if these are too few, a stretch of one. Time is
+    not shuffled: the authors' choice; the loss is a mean over frames, whatever their order."""
+    rollouts = torch.arange(envs * steps).view(envs, steps)
+    return rollouts[torch.randperm(envs)].view(num_minibatches, -1)
 
 
 def logp_of(logprobs, action):
@@ -302,314 +255,647 @@ def categorical_kl(logprobs_p, logprobs_q):
     return (logprobs_p.exp() * (logprobs_p - logprobs_q)).sum(-1).mean()
 
 
-def policy_loss(logp, logp_old, advantage, clip_coef):
-    """The clipped objective, PPO equation (7), to be minimised; and the fraction of ratios outside the clip range."""
-    ratio = (logp - logp_old).exp()
+def policy_loss(logp, logp_prox, advantage, clip_coef):
+    """PPO equation (7), negated: mean of min(r A, clip(r, 1 - eps, 1 + eps) A), r = pi / pi_prox.
+
+    In PPO, pi_prox is pi_old. Also returns the fraction of ratios outside the clip range.
+    """
+    ratio = (logp - logp_prox).exp()
     objective = ratio * advantage
     if clip_coef == 0:
         return -objective.mean(), objective.new_zeros(())
-    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
-    return -torch.min(objective, clipped * advantage).mean(), (clipped != ratio).float().mean()
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)  # min takes it, without gradient, where
+    objective = torch.min(objective, clipped * advantage)  # r went too far in A's direction
+    return -objective.mean(), (clipped != ratio).float().mean()
 
 
-def value_loss(value, old_value, value_target, clip):
-    """Squared error; with clip > 0, of the value or of the value kept close to the old one, whichever is larger."""
+def value_loss(value, value_old, value_target, clip):
+    """Squared error. With clip > 0, moving further than clip from value_old gains nothing."""
     loss = (value - value_target) ** 2
     if clip > 0:
-        loss = torch.max(loss, (old_value + (value - old_value).clamp(-clip, clip) - value_target) ** 2)
+        clipped = value_old + (value - value_old).clamp(-clip, clip)
+        loss = torch.max(loss, (clipped - value_target) ** 2)
     return loss.mean()
 
 
-def update_ewma(prox, policy, weight, com, decay):
-    """EWMA: appendix A. Average the policy's parameters into prox, where what was averaged so far has this total weight
-    and this mean age (com, its centre of mass) in steps. Returns both, updated."""
-    new_weight = 1 + decay * weight
-    with torch.no_grad():
-        for p, q in zip(prox.parameters(), policy.parameters(), strict=True):
-            p.lerp_(q, 1 / new_weight)  # q / new_weight + decay * weight / new_weight * p
-    return new_weight, decay * weight / new_weight * (com + 1)
+def update_ewma(state, policy, decay):  # EWMA, 6 lines: appendix A
+    """Add policy to the average. Dividing by the weight so far keeps the start from dominating."""
+    state.prox_weight = 1 + decay * state.prox_weight
+    for p, q in zip(state.prox.parameters(), policy.parameters(), strict=True):
+        p.lerp_(q.detach(), 1 / state.prox_weight)
+    state.prox_com = (state.prox_com + 1) * (1 - 1 / state.prox_weight)
+
+
+def main():
+    args, saved = parse_args()
+    used = adjust_for_batch_size(args)
+    device, microbatch_size = set_up_torch(args)
+    agent = Agent(args.channels).to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(agent.parameters(), used.lr, (used.beta1, used.beta2), eps=1e-8)
+    envs = Games(args)
+    state = SimpleNamespace(  # what one iteration leaves to the next, and a checkpoint holds
+        iteration=0,
+        agent=agent,
+        optimizer=optimizer,
+        discounted_return=torch.zeros(args.num_envs, device=device),
+        return_stats=torch.tensor([1e-4, 0, 1], dtype=torch.float64, device=device),
+        advantage_sums=torch.zeros(3, dtype=torch.float64, device=device),
+    )
+    policy = nn.Sequential(agent.trunk, agent.policy_head)  # EWMA, 3 lines: the clip needs no value
+    state.prox = copy.deepcopy(policy).requires_grad_(False)
+    state.prox_weight, state.prox_com = 1.0, 0.0
+    run = Run(args, used, saved, state, envs, device)  # its folder, logs, checkpoints and progress
+
+    for iteration in range(state.iteration + 1, run.num_iterations + 1):
+        # (1) Collect T steps from N environments. The network as it is now is the behaviour policy.
+        size = (args.num_envs, args.num_steps, *FRAME)
+        obs, steps = torch.empty(size, dtype=torch.uint8, device=device), []
+        _, frames, first = envs.observe()  # first [N]: true where the frame starts an episode
+        for t in run.each(range(args.num_steps), "collect, step"):
+            frames = upload(frames, device)
+            obs[:, t] = frames
+            with torch.no_grad():
+                logits, value_old = agent(frames)
+            step = {"first": first, "value_old": value_old}
+            step["logprobs_behav"] = logits.log_softmax(-1)
+            step["action"] = sample(step["logprobs_behav"])
+            envs.act(step["action"].cpu())
+            step["reward"], frames, first = envs.observe()
+            run.count_episodes(step["reward"], first)
+            steps.append(step)
+        data = {name: torch.stack([step[name] for step in steps], dim=1) for name in steps[0]}
+        data |= {"obs": obs, "next_obs": frames}  # [N, T, ...], [N, ...]
+        data["first"] = torch.cat([data["first"], first[:, None]], dim=1)  # [N, T + 1]
+        data = {name: x.to(device) for name, x in data.items()}
+
+        # (2) Prepare: normalise rewards, estimate advantages and value targets, scale advantages.
+        reward = data["reward"]
+        if args.reward_norm:
+            reward, state.discounted_return, state.return_stats = normalise_rewards(
+                reward, data["first"], state.discounted_return, state.return_stats
+            )
+        with torch.no_grad():
+            next_value = agent(data["next_obs"])[1]
+        values = torch.cat([data["value_old"], next_value[:, None]], dim=1)  # [N, T + 1]
+        advantage = gae(reward, values, data["first"], args.gamma, args.gae_lambda)
+        value_target = advantage + data["value_old"]
+        stats = {"value/explained_variance": 1 - advantage.var() / value_target.var()}
+        stats["value/advantage_mean"] = advantage.mean()
+        stats["value/advantage_std"] = advantage.std(correction=0)
+        if args.adv_norm == "iteration":
+            state.advantage_sums, mean, std = update_moments(
+                state.advantage_sums, advantage, used.adv_norm_decay
+            )
+            advantage = (advantage - mean) / (std + 1e-8)
+            stats |= {"value/advantage_mean_used": mean, "value/advantage_std_used": std}
+
+        # (3) Optimise: E epochs over the data; each minibatch is one optimiser step.
+        names = ["obs", "action", "logprobs_behav", "value_old"]
+        batch = {name: data[name].flatten(0, 1) for name in names}  # [N * T, ...]
+        batch |= {"value_target": value_target.flatten(), "advantage": advantage.flatten()}
+        raw_advantage = batch["advantage"].clone()  # --adv-norm minibatch starts from it each time
+        value_clip = args.clip_coef if args.clip_vloss else 0
+        minibatch_stats = []
+        for epoch in range(args.epochs):
+            order = upload(minibatches(args.num_envs, args.num_steps, args.num_minibatches), device)
+            for minibatch in run.each(order, f"optimise, epoch {epoch + 1}, minibatch"):
+                if args.adv_norm == "minibatch":
+                    chosen = raw_advantage[minibatch]
+                    chosen = (chosen - chosen.mean()) / (chosen.std(correction=0) + 1e-8)
+                    batch["advantage"][minibatch] = chosen
+                optimizer.zero_grad()
+                minibatch_stats.append({})
+                for micro in minibatch.split(microbatch_size):
+                    piece = {name: x[micro] for name, x in batch.items()}
+                    logits, value = agent(piece["obs"])
+                    logprobs = logits.log_softmax(-1)
+                    # The two jobs of PPO's old policy. Dividing by it corrects for the data's age:
+                    # pi_behav sampled the data, not pi. Clipping the ratio, or penalising the KL,
+                    # limits the update: pi stays near pi_prox. In PPO the two are one policy.
+                    logprobs_prox = state.prox(piece["obs"]).log_softmax(-1)  # EWMA
+                    logp = logp_of(logprobs, piece["action"])
+                    logp_prox = logp_of(logprobs_prox, piece["action"])
+                    adv = piece["advantage"]
+                    # EWMA, 6 lines: pi_prox/pi_behav * min(r A, clip(r, 1 - eps, 1 + eps) A), where
+                    # r = pi/pi_prox (section 2). Unclipped this is pi/pi_behav A, the correction.
+                    # The front factor is positive, so A may absorb it. Raising pi_prox bounds r.
+                    logp_prox = torch.max(logp_prox, logp.detach() - 60)
+                    logp_behav = logp_of(piece["logprobs_behav"], piece["action"])
+                    adv = (logp_prox - logp_behav).exp() * adv
+                    pg_loss, clip_fraction = policy_loss(logp, logp_prox, adv, args.clip_coef)
+                    kl = categorical_kl(logprobs_prox, logprobs)
+                    entropy = -(logprobs.exp() * logprobs).sum(-1).mean()
+                    old, target = piece["value_old"], piece["value_target"]
+                    v_loss = value_loss(value, old, target, value_clip)
+                    loss = pg_loss + args.kl_coef * kl - args.ent_coef * entropy
+                    loss = loss + args.vf_coef * v_loss
+                    share = len(micro) / len(minibatch)  # the pieces' gradients add up
+                    (share * loss).backward()
+                    logged = {"loss/policy": pg_loss, "loss/value": v_loss, "policy/kl": kl}
+                    logged |= {"policy/entropy": entropy, "policy/clip_fraction": clip_fraction}
+                    accumulate(minibatch_stats[-1], share, logged)
+                optimizer.step()
+                update_ewma(state, policy, used.prox_decay)  # EWMA, 2 lines
+                stats["policy/prox_com"] = state.prox_com
+            if args.target_kl is not None and minibatch_stats[-1]["policy/kl"] > args.target_kl:
+                break
+
+        # (4) Log, and save if it is time.
+        stats |= average(minibatch_stats)
+        run.end_iteration(iteration, stats)
+    run.finish()
+
+
+# ==== The algorithm is complete. What follows handles flags, folders, logs, and saving a run. ====
+
+# What this file needs. uv reads it: "uv run" and the file's name install and start everything.
+# /// script
+# requires-python = ">=3.10,<3.13"
+# dependencies = [
+#   "torch==2.13.0",
+#   "procgen==0.10.7; python_version == '3.10'",
+#   "procgen-mirror==0.10.7; python_version >= '3.11'",
+#   "gym==0.26.2",
+#   "gym-notices==0.0.8",
+#   "numpy==1.26.4",
+#   "tensorboard==2.21.0",
+# ]
+# ///
+
+SCRIPT = Path(__file__).stem
+CHECKPOINT_FORMAT = 2
+ADJUSTABLE = {"lr": "learning_rate", "adv-norm": "adv_norm", "prox": "prox_com", "n-pi": "n_pi"}
+LAPTOP = "--distribution-mode easy --num-levels 1 --num-envs 16 --num-steps 64 --channels 8 16 16"
+LAPTOP += " --reference-num-envs 16 --total-timesteps 120000"
+
+
+def fail(message, code=2):
+    Run.showing = False  # the status line must not come after this one
+    erase = "\r\x1b[K" if sys.stderr.isatty() else ""
+    print(f"{erase}{SCRIPT}.py: error: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def number(kind, low, high=2**53):
+    """An argparse type: an int or a float within bounds."""
+
+    def parse(text):
+        try:
+            x = kind(text)
+        except ValueError:
+            x = math.nan
+        if not low <= x <= high:
+            what = "a whole number" if kind is int else "a number"
+            bounds = f"from {low} to {high}" if x > low or high < 2**53 else f"{low} or more"
+            raise argparse.ArgumentTypeError(f"{text:.20}: must be {what}, {bounds}")
+        return x
+
+    return parse
+
+
+def parse_args():
+    """The flags, and the checkpoint to resume from or None."""
+    name = SCRIPT.upper().replace("_", "-")
+    parser = argparse.ArgumentParser(
+        description=f"{name} on Procgen.",
+        epilog=f"For example: python {SCRIPT}.py --env-id heist --num-envs 64",
+        usage=argparse.SUPPRESS,  # forty flags; an error is one line
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add_flags(parser)
+    args, saved = parser.parse_args(), None
+    if args.resume is not None:
+        given = {word.split("=")[0] for word in sys.argv[1:] if word.startswith("--")}
+        if refused := given - {"--resume", "--total-timesteps", "--device"}:
+            names = ", ".join(sorted(refused))
+            fail(f"{names}: with --resume only --total-timesteps and --device can be given")
+        saved = load_checkpoint(args.resume)
+        parser.set_defaults(**saved["args"] | {"run_dir": args.resume})
+        args = parser.parse_args()
+    check_flags(args)
+    name = f"{args.env_id}__{SCRIPT}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    args.run_dir = args.run_dir or f"runs/{name}"
+    return args, saved
+
+
+def check_flags(args):
+    """What argparse cannot see: flags that do not go together, and sizes that do not fit."""
+    if args.start_level and not 0 < args.num_levels < 2**31 - args.start_level:
+        most = 2**31 - 1 - args.start_level
+        fail(f"--start-level {args.start_level}: needs --num-levels from 1 to {most}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        fail("--device cuda: PyTorch finds no CUDA device; use cpu or auto")
+    if args.clip_coef == 1:
+        fail("--clip-coef 1: must be below 1; 0 switches clipping off")
+    if args.clip_vloss and args.clip_coef == 0:
+        fail("--clip-vloss: needs --clip-coef above 0")
+    if "adv-norm" in args.no_adjust and args.adv_norm != "iteration":
+        fail(f"--no-adjust adv-norm: --adv-norm {args.adv_norm} has nothing to adjust")
+
+    # PyTorch and Procgen would abort in the middle of what does not fit into memory.
+    envs, steps, rollouts = args.num_envs, args.num_steps, 1 + vars(args).get("staleness", 0)
+    frames = envs * (steps * rollouts * math.prod(FRAME) + 2**18)  # Procgen takes 1/4 MB for each
+    with torch.device("meta"):  # counts the weights without making them
+        network = 16 * sum(p.numel() for p in Impala(args.channels).parameters())
+    widths = [(width, 64 // 2**i) for i, width in enumerate(args.channels)]
+    network += 4 * 64 * sum(width * (side**2 + 7 * (side // 2) ** 2) for width, side in widths)
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    if Path("/proc/meminfo").exists():  # which knows of caches that would make room
+        free = 1024 * int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0])
+    if frames + network > free:
+        flags = "--num-envs and --num-steps" if frames > network else "--channels"
+        needed, free = f"{(frames + network) / 1e9:,.0f}", f"{free / 1e9:,.0f}"
+        fail(f"{flags}: about {needed} GB of memory needed, {free} GB free; make them smaller")
+
+    fitting = even_splits(envs, steps)
+    if args.num_minibatches not in fitting:
+        nearest = sorted(fitting, key=lambda m: abs(m - args.num_minibatches))[:5]
+        hint = f"{envs} x {steps} frames do not split evenly; {str(sorted(nearest))[1:-1]} would"
+        fail(f"--num-minibatches {args.num_minibatches}: {hint}")
+
+
+def even_splits(envs, steps):
+    """The numbers of minibatches that an iteration splits into: of whole rollouts, or of one."""
+    whole = [m for m in range(1, envs + 1) if envs % m == 0]
+    return whole + [envs * m for m in range(2, steps + 1) if steps % m == 0]
+
+
+def set_up_torch(args):
+    """Seed; returns the device, and how many frames go through the network at a time."""
+    torch.manual_seed(args.seed)
+    device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
+    torch.backends.cudnn.benchmark = True  # shapes are fixed: it may try which kernels are fastest
+    if sys.platform == "linux":  # let malloc keep what is freed: mapping it again is slow
+        ctypes.CDLL(None).mallopt(-3, 2**25)  # M_MMAP_THRESHOLD
+        ctypes.CDLL(None).mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
+    Impala.bf16 = args.bf16
+    if args.compile:
+        torch._dynamo.config.recompile_limit = 64  # one graph a shape, with and without gradient
+        Impala.forward = torch.compile(Impala.forward, fullgraph=True, dynamic=False)
+    return device, args.microbatch_size or (64 if device.type == "cpu" else 2048)
+
+
+class Games:
+    """N games of Procgen. Besides, only flags, FRAME, ACTIONS and network know about Procgen."""
+
+    def __init__(self, args):
+        options = {"distribution_mode": args.distribution_mode, "num_threads": args.env_threads}
+        options |= {"num_levels": args.num_levels, "start_level": args.start_level}
+        self.envs = ProcgenGym3Env(args.num_envs, args.env_id, rand_seed=args.seed, **options)
+
+    def observe(self):
+        """Rewards of the last actions [N], frames [N, 64, 64, 3], if they start an episode [N]."""
+        reward, obs, first = self.envs.observe()
+        return torch.from_numpy(reward), torch.from_numpy(obs["rgb"]), torch.from_numpy(first)
+
+    def act(self, action):
+        self.envs.act(action.numpy())
+
+    def state_dict(self):
+        states = self.envs.callmethod("get_state")
+        return [torch.frombuffer(bytearray(x), dtype=torch.uint8) for x in states]
+
+    def load_state_dict(self, states):
+        self.envs.callmethod("set_state", [x.numpy().tobytes() for x in states])
+
+
+def upload(x, device):
+    """To a GPU from pinned memory: so the next piece is prepared while this one is computed."""
+    return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
+
+
+def accumulate(sums, share, stats):
+    for name, x in stats.items():
+        sums[name] = sums.get(name, 0) + share * x.detach()
+
+
+def average(dicts):
+    return {name: torch.stack([x[name] for x in dicts]).mean() for name in dicts[0]}
+
+
+def episode_stats(ended, recent):
+    """Means over the episodes that ended in this iteration, and over the last 100."""
+    stats = {}
+    for suffix, episodes in [("", ended), ("_last_100", recent)]:
+        if episodes:
+            means = torch.tensor(episodes).mean(0).tolist()
+            stats[f"episode/return{suffix}"], stats[f"episode/steps{suffix}"] = means
+    return stats
+
+
+def duration(seconds):
+    for unit, size in [("days", 86400), ("h", 3600), ("min", 60)]:
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 class Run:
-    """The run's folder, its logs, progress and checkpoints. From here to main(), skip at a first reading."""
+    """The run's folder with its lock, logs and checkpoints, and what the terminal shows."""
 
-    def __init__(self, args, saved, state, envs):
-        self.args, self.state, self.envs, self.folder, self.writer = args, state, envs, Path(args.run_dir), None
+    showing = True
+
+    def __init__(self, args, used, saved, state, envs, device):
+        self.args, self.used, self.state, self.envs, self.device = args, used, state, envs, device
+        self.folder, self.writer, self.terminal = Path(args.run_dir), None, sys.stdout.isatty()
+        self.steps = args.num_envs * args.num_steps  # in an iteration
+        self.num_iterations = math.ceil(args.total_timesteps / self.steps)
+        state.global_step = 0
+        state.episodes = torch.zeros(2, args.num_envs)  # return and length so far, in each env
+        state.recent = []  # return and length of the last 100 episodes that ended
+        state.unlogged = []  # what could not be written to TensorBoard yet
+        self.ended = []  # return and length of the episodes that ended in this iteration
+        self.returns, self.doing, self.resumed = [], "start", saved is not None
+        self.last_save, self.iteration_ends = time.monotonic(), [time.monotonic()]
+        self.saved_iteration = 0
+        self.lock_folder(resumed=saved is not None)
+        if saved:
+            self.restore(load_checkpoint(self.folder))  # it may have changed until the lock was had
+            self.returns = list(episode_stats([], state.recent).values())[:1]
+            self.saved_iteration = state.iteration
+        if hasattr(sys.stdout, "reconfigure"):  # a path may have letters that a terminal lacks
+            sys.stdout.reconfigure(errors="backslashreplace")
+        for line in announcement(self):
+            self.say(line)
+        if not saved:
+            self.attempt(self.save, "checkpoint")
+        signal.signal(signal.SIGINT, self.stop)
+        signal.signal(signal.SIGTERM, self.stop)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
+            signal.signal(signal.SIGHUP, self.stop)
+        if self.terminal:
+            threading.Thread(target=self.refresh, daemon=True).start()
+
+    def lock_folder(self, resumed):
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if not saved and any(self.folder.iterdir()):
-                fail(f"--run-dir {self.folder}: is not empty; take another, or --resume {self.folder} if it is a run")
-            self.lock = open(self.folder / "lock", "w")  # the system lets go of it when the process ends, in any way
+            if not resumed and any(self.folder.iterdir()):
+                hint = f"choose another, or --resume {self.folder} if it is a run"
+                fail(f"--run-dir {self.folder}: is not empty; {hint}")
+            self.lock = open(self.folder / "lock", "w")  # unlocked when the process ends, anyhow
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             fail(f"--run-dir {self.folder}: another process is writing there")
         except OSError as error:
-            fail(f"--run-dir {self.folder}: cannot be written ({error.strerror})")
-        if saved:
-            for name, x in vars(state).items():
+            fail(f"{error.filename or self.folder}: cannot be written ({error.strerror})")
+
+    def restore(self, saved):
+        try:
+            for name, x in vars(self.state).items():
                 if hasattr(x, "load_state_dict"):
                     x.load_state_dict(saved[name])
+                elif isinstance(x, torch.Tensor):
+                    setattr(self.state, name, saved[name].to(x.device))
                 else:
-                    setattr(state, name, saved[name])
+                    setattr(self.state, name, saved[name])
             torch.set_rng_state(saved["rng"])
-            envs.callmethod("set_state", [x.numpy().tobytes() for x in saved["procgen"]])
-        else:
-            self.writer = SummaryWriter(self.folder)
-            self.writer.add_text("flags", "\n".join(f"    {name}: {value}" for name, value in vars(args).items()))
-            self.save()
-        signal.signal(signal.SIGINT, self.stop)
-        signal.signal(signal.SIGTERM, self.stop)
+            self.envs.load_state_dict(saved["games"])
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            fail(f"--resume {self.folder}: checkpoint.pt does not fit ({type(error).__name__})")
 
-    def stop(self, signum, _):
-        """Leave at once: files are safe at any moment, and an exception could get lost in what was interrupted."""
-        print(f"\nstopped; to go on: python {SCRIPT}.py --resume {self.folder}", file=sys.stderr)
-        (self.folder / "checkpoint.pt.tmp").unlink(missing_ok=True)
-        os._exit(128 + signum)  # 130 for Ctrl-C, 143 for SIGTERM
+    def each(self, items, label):
+        """Go through items; the terminal counts them."""
+        for i, item in enumerate(items, start=1):
+            self.doing = f"{label} {i}/{len(items)}"
+            yield item
 
-    def start(self, num_iterations):
-        """Returns the progress bar. Where there is no terminal it stays invisible, and iterations print a line."""
-        self.steps = self.args.num_envs * self.args.num_steps
-        self.total, self.resumed_at = num_iterations * self.steps, self.state.global_step
-        look = {"unit": " steps", "unit_scale": True, "smoothing": 0, "dynamic_ncols": True, "file": sys.stdout}
-        self.bar = tqdm(total=self.total, initial=self.resumed_at, disable=not sys.stdout.isatty(), **look)
-        sys.stdout.flush()  # what was announced, also where it goes to a file
-        self.started = self.last_iteration = self.last_save = time.time()
-        return self.bar
+    def count_episodes(self, reward, first):
+        """Add up a step's rewards [N]; first [N] is true where the step ended an episode."""
+        self.state.episodes += torch.stack([reward, torch.ones_like(reward)])
+        self.ended += self.state.episodes[:, first].T.tolist()
+        self.state.episodes[:, first] = 0
 
-    def end_iteration(self, iteration, stats, ended):
-        """Log the stats, and return and length of the episodes that ended; checkpoint if it is time."""
-        state, now = self.state, time.time()
+    def end_iteration(self, iteration, stats):
+        """Log the stats, and write a checkpoint if it is time."""
+        state, now = self.state, time.monotonic()
+        values = [torch.as_tensor(x, device=self.device).double() for x in stats.values()]
+        values = torch.stack(values).tolist() if values else []  # from the device, all at once
+        stats = dict(zip(stats, values, strict=True))
+        self.check_finite(iteration, stats)
         state.iteration, state.global_step = iteration, iteration * self.steps
-        state.recent = (state.recent + ended)[-100:]
-        for name, episodes in [("episodes", ended), ("last_100_episodes", state.recent)]:
-            if episodes:
-                stats[f"{name}/return"], stats[f"{name}/length"] = torch.tensor(episodes).mean(0)
-        stats["time/environment_steps"] = state.global_step
-        stats["time/steps_per_second"] = self.steps / (now - self.last_iteration)
-        self.last_iteration = now
-        state.unlogged.append((state.global_step, {name: float(x) for name, x in stats.items()}))
-        self.write_logs()
+        state.recent = (state.recent + self.ended)[-100:]
+        stats = episode_stats(self.ended, state.recent) | stats
+        stats["time/environment_steps"] = float(state.global_step)
+        stats["time/steps_per_second"] = self.steps / (now - self.iteration_ends[-1])
+        state.unlogged.append((state.global_step, stats))
+        self.ended = []
+        self.returns += [stats["episode/return_last_100"]] if state.recent else []
+        self.iteration_ends.append(now)
+        if not self.terminal or iteration % math.ceil(self.num_iterations / 10) == 0:
+            self.say(", ".join(self.status(iteration)))
 
-        recent = f"return {stats['last_100_episodes/return']:.2f}" if state.recent else "no episode has ended yet"
-        self.bar.set_postfix_str(recent)
-        if self.bar.disable:
-            left = (now - self.started) / (state.global_step - self.resumed_at) * (self.total - state.global_step)
-            speed = f"{stats['time/steps_per_second']:.0f} steps/s, {tqdm.format_interval(left)} left"
-            print(f"iteration {iteration}: {state.global_step:,} steps, {speed}, {recent}", flush=True)
-        finished = state.global_step >= self.total
-        if finished or now - self.last_save >= self.args.checkpoint_seconds:
-            if self.save():
-                self.last_save = time.time()
-            elif finished:
-                fail(f"the final checkpoint could not be written; make room and --resume {self.folder}", code=1)
+        finished = iteration == self.num_iterations
+        must_save = finished
+        logged = self.attempt(self.write_logs, "TensorBoard log")
+        due = must_save or now - self.last_save >= self.args.checkpoint_seconds
+        saved = self.attempt(self.save, "checkpoint") if due else True
+        if (finished and not logged) or (must_save and not saved):
+            hint = f"make room, then --resume {self.folder}"
+            fail(f"iteration {iteration} could not be written; {hint}", code=1)
+
+    def check_finite(self, iteration, stats):
+        """A run that diverges stops here, before it replaces its last good checkpoint."""
+        stats = {name: x for name, x in stats.items() if name.startswith(("loss/", "policy/"))}
+        bad = [name for name, x in stats.items() if not math.isfinite(x)]
+        if not torch.stack([p.isfinite().all() for p in self.state.agent.parameters()]).all():
+            bad.append("weights")
+        if bad:
+            hint = "try a new run with a smaller --learning-rate; the last good checkpoint is kept"
+            fail(f"iteration {iteration} diverged, not finite: {', '.join(bad)}; {hint}", code=1)
+
+    def attempt(self, write, what):
+        """Write; if that fails, as on a full disk, say so: the next iteration tries again."""
+        try:
+            write()
+            return True
+        except (OSError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0]
+            self.say(f"warning: {what} not written ({reason}), trying again next iteration")
+            return False
 
     def write_logs(self):
-        """Write to TensorBoard what is unlogged; if that fails (disk full), keep it for the next time."""
-        unlogged = self.state.unlogged
-        try:
-            # purge_step: what a killed run logged after its last checkpoint is replaced, not doubled
-            self.writer = self.writer or SummaryWriter(self.folder, purge_step=unlogged[0][0])
-            for step, stats in unlogged:
-                for name, value in stats.items():
-                    self.writer.add_scalar(name, value, step)
-            self.writer.flush()
-            unlogged.clear()
-        except OSError as error:
-            self.writer = None
-            tqdm.write(f"warning: TensorBoard log not written ({error}), trying again next iteration")
+        unlogged, (writer, self.writer) = self.state.unlogged, (self.writer, None)
+        if writer is None:  # the first, or after an error; purge_step: what is logged again
+            writer = SummaryWriter(self.folder, purge_step=unlogged[0][0])
+            flags = {name: str(x) for name, x in vars(self.args).items()}
+            flags |= {f"used_{name}": x for name, x in vars(self.used).items()}
+            writer.add_text("flags", "\n".join(f"    {name}: {x}" for name, x in flags.items()))
+            for summary in hparams(flags, {"episode/return_last_100": 0}):
+                writer.file_writer.add_summary(summary)
+        for step, stats in unlogged:
+            for name, x in stats.items():
+                writer.add_scalar(name, x, step)
+        writer.flush()
+        unlogged.clear()
+        self.writer = writer
 
     def save(self):
-        """Replace the checkpoint, in one instant. Returns whether it worked; if not (disk full), the old one stays."""
-        saved = {"script": SCRIPT, "format": CHECKPOINT_FORMAT, "args": vars(self.args), "rng": torch.get_rng_state()}
-        states = self.envs.callmethod("get_state")
-        saved["procgen"] = [torch.frombuffer(bytearray(x), dtype=torch.uint8) for x in states]
-        temporary = self.folder / "checkpoint.pt.tmp"
+        """Replace the checkpoint, in one instant. If that fails, the old one stays."""
+        saved = {"script": SCRIPT, "format": CHECKPOINT_FORMAT, "args": vars(self.args)}
+        saved |= {"used": vars(self.used), "rng": torch.get_rng_state()}
+        saved["games"] = self.envs.state_dict()
+        temporary, self.last_save = self.folder / "checkpoint.pt.tmp", -math.inf
         try:
             for name, x in vars(self.state).items():
                 saved[name] = x.state_dict() if hasattr(x, "state_dict") else x
+            saved["digest"] = digest(saved)
             with open(temporary, "wb") as file:
                 torch.save(saved, file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self.folder / "checkpoint.pt")
-            return True
-        except (OSError, RuntimeError) as error:
-            tqdm.write(f"warning: checkpoint not written ({str(error).splitlines()[0]}), trying again next iteration")
-            return False
+            folder = os.open(self.folder, os.O_RDONLY)
+            os.fsync(folder)  # so that the new name survives a power cut, too
+            os.close(folder)
+            self.last_save, self.saved_iteration = time.monotonic(), self.state.iteration
         finally:
             temporary.unlink(missing_ok=True)
+
+    def stop(self, signum, _):
+        self.leave("stopped", 128 + signum)  # 130 for Ctrl-C, 143 for SIGTERM
+
+    def leave(self, why, code):
+        """Leave at once. Files are safe at any moment; an exception could get lost in C++ code."""
+        try:
+            (self.folder / "checkpoint.pt.tmp").unlink(missing_ok=True)
+            resume = f"to resume after iteration {self.saved_iteration:,}: python {SCRIPT}.py"
+            print(f"\n{why}; {resume} --resume {self.folder}", file=sys.stderr)
+        finally:
+            os._exit(code)
+
+    def say(self, text, end="\n"):
+        try:
+            print("\r\x1b[K" * self.terminal + text, end=end, flush=True)
+        except OSError as error:  # a pipe that was closed, a full disk
+            self.leave(f"standard output cannot be written ({error.strerror})", 1)
+
+    def status(self, iteration):
+        """Return and its change over ten iterations, place, speed, time left."""
+        parts, ends = ["no episode has ended yet"], self.iteration_ends
+        if self.returns:
+            change = self.returns[-1] - self.returns[-11:][0]
+            parts = [f"return {self.returns[-1]:.2f} ({change:+.2f})"]
+        parts.append(f"iteration {iteration:,}/{self.num_iterations:,}")
+        if len(ends) > 1:
+            parts.append(f"{self.steps / (ends[-1] - ends[-2]):,.0f} steps/s")
+        if len(ends) > 2:  # the first iteration is a warm-up, and does not count
+            an_iteration = (ends[-1] - ends[1]) / (len(ends) - 2)
+            left = an_iteration * (self.num_iterations - self.state.iteration)
+            parts.append(f"{duration(left)} left")
+        return parts
+
+    def refresh(self):
+        """On a terminal: keep the status in its last line up to date, whatever the run is doing."""
+        while self.showing and self.state.iteration < self.num_iterations:
+            status = self.status(self.state.iteration + 1)
+            clock = duration(time.monotonic() - self.iteration_ends[-1])
+            status.insert(2, f"{self.doing}, for {clock}")
+            self.say(" | ".join(status)[: os.get_terminal_size().columns - 1], end="")
+            time.sleep(0.5)
+
+    def finish(self):
+        if self.state.unlogged:  # the last iteration's, and this is the resumed run
+            self.write_logs()
+            self.save()
+        step, what = self.state.global_step, ", ".join(self.status(self.state.iteration)[:1])
+        self.say(f"finished at {step:,} steps, {what}: {self.folder}/checkpoint.pt")
+        more = f"--total-timesteps {2 * step}"
+        self.say(f"look at it: tensorboard --logdir {self.folder}")
+        self.say(f"watch it:   python experiments/evaluate.py {self.folder} --video play.mp4")
+        self.say(f"extend it:  python {SCRIPT}.py --resume {self.folder} {more}")
+
+
+def digest(x, sha=None):
+    """A checksum of all that is in a checkpoint: on a damaged state, Procgen aborts."""
+    sha = sha or hashlib.sha256()
+    if isinstance(x, torch.Tensor):
+        sha.update(f"{x.dtype}, {tuple(x.shape)}".encode())
+        sha.update(x.detach().cpu().contiguous().numpy())
+    elif isinstance(x, dict | list | tuple):
+        sha.update(f"{len(x)} items".encode())
+        for item in x.items() if isinstance(x, dict) else x:
+            digest(item, sha)
+    else:
+        sha.update(repr(x).encode())
+    return sha.hexdigest()
 
 
 def load_checkpoint(folder):
     """Read a checkpoint; with weights_only, opening somebody else's never runs their code."""
+    path, own = Path(folder) / "checkpoint.pt", f"{SCRIPT}.py, format {CHECKPOINT_FORMAT}"
+    if folder == "":
+        fail("--resume: needs the folder of a run")
     try:
-        with zipfile.ZipFile(folder / "checkpoint.pt") as archive:
-            if archive.testzip():  # compares the checksums, which torch.load does not
-                raise ValueError("wrong checksum")
-        saved = torch.load(folder / "checkpoint.pt", weights_only=True, map_location="cpu")
+        saved = torch.load(path, weights_only=True, map_location="cpu")
         origin = f"{saved['script']}.py, format {saved['format']}"
     except FileNotFoundError:
         fail(f"--resume {folder}: there is no checkpoint.pt")
     except Exception as error:
-        fail(f"--resume {folder}: checkpoint.pt is damaged, or none of ours ({type(error).__name__})")
-    if origin != f"{SCRIPT}.py, format {CHECKPOINT_FORMAT}":
-        fail(f"--resume {folder}: was written by {origin}; this is {SCRIPT}.py, format {CHECKPOINT_FORMAT}")
+        fail(f"--resume {folder}: checkpoint.pt is damaged, or not ours ({type(error).__name__})")
+    if origin != own:
+        fail(f"--resume {folder}: was written by {origin}; this is {own}")
+    if saved.pop("digest", None) != digest(saved):
+        fail(f"--resume {folder}: checkpoint.pt is damaged, or was changed after it was written")
     return saved
 
 
-def announce(args, adjusted, agent, device, microbatch_size, num_iterations):
-    """Print what will be done."""
-    iteration_size, parameters = args.num_envs * args.num_steps, sum(p.numel() for p in agent.parameters())
-    levels = 1 if args.distribution_mode == "exploration" else args.num_levels or "all"
-    steps = num_iterations * iteration_size
-    print(f"{SCRIPT}.py on {args.env_id}, {args.distribution_mode}, {levels} levels, seed {args.seed}")
-    print(f"run        {num_iterations:,} iterations, {steps:,} steps; results in {args.run_dir}")
-    print(f"device     {device}, {torch.get_num_threads()} CPU threads; {parameters:,} parameters")
-    print(f"minibatch  {iteration_size // args.num_minibatches:,} steps, at most {microbatch_size:,} in one pass")
-    print(f"iteration  {iteration_size:,} steps: {args.num_envs} environments x {args.num_steps}")
-    print(f"adjusted to the batch size, c = {args.reference_num_envs}/{args.num_envs}:")
-    for name, row in {"NAME": ("WHAT", "STATED", "IN USE", "RULE"), **adjusted}.items():
-        what, stated, used, rule = (x if isinstance(x, str) else f"{x:.6g}" for x in row)
-        print(f"  {name:<12} {what:<42} {stated:>8} {used:>10}  {rule}")
-    if args.num_envs == args.reference_num_envs:
-        return
-    if args.epochs > 1:
-        print(f"  but {args.epochs} epochs: the paper claims invariance for one policy epoch only (section 4)")
-    if "prox" not in adjusted:
-        print("  but no EWMA: the paper claims invariance for PPO-EWMA and PPG-EWMA (section 4)")
-    if args.adv_norm == "minibatch":
-        print("  but --adv-norm minibatch: its statistics depend on the batch size, and nothing makes up for that")
-    if args.num_envs > args.reference_num_envs:
-        print("  but a larger batch: the paper claims invariance for small enough ones only (section 4)")
+def adjustment_table(args, used):
+    """Rows of name, meaning, value stated, value in use, its decay rate, rule."""
+    root = "/ c" if args.lr_rule == "linear" else "/ sqrt(c)"
+    rows = [("lr", "Adam step size", args.learning_rate, used.lr, root)]
+    if args.adv_norm == "iteration":
+        what = "advantage statistics' span, iterations"
+        rows += [("adv-norm", what, 1, used.adv_norm_span, "* c, at least 1")]
+    rows += [("prox", "pi_prox: age, optimiser steps", args.prox_com, used.prox_com, "* c")]  # EWMA
+    for name, stated, value in [("beta1", 0.9, used.beta1), ("beta2", 0.999, used.beta2)]:
+        rule = "to the 1/c" if args.adjust_betas in ("both", name) else "kept"
+        rows += [(name, f"Adam {name}", stated, value, rule)]
+    for name, what, stated, value, rule in rows:
+        decay = vars(used).get(f"{name.replace('-', '_')}_decay", "")
+        yield name, what, stated, value, decay, "kept" if name in args.no_adjust else rule
 
 
-def main():
-    args, saved = parse_args()
-    adjusted = adjust_for_batch_size(args)
-    use = {name: used for name, (_, _, used, _) in adjusted.items()}
-    num_iterations = math.ceil(args.total_timesteps / (args.num_envs * args.num_steps))
-    if saved and saved["iteration"] >= num_iterations:
-        print(f"{args.run_dir} is finished, at {saved['global_step']:,} steps; --total-timesteps can extend it")
-        return
-    device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
-    microbatch_size = args.microbatch_size or (2048 if device.type == "cuda" else 64)
-
-    torch.manual_seed(args.seed)
-    agent = Agent(args.channels).to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=use["lr"], betas=(use["beta1"], use["beta2"]), eps=1e-8)
-    options = {"distribution_mode": args.distribution_mode, "rand_seed": args.seed}
-    if args.distribution_mode != "exploration":  # which is one fixed level
-        options |= {"num_levels": args.num_levels, "start_level": args.start_level}
-    envs = ProcgenGym3Env(args.num_envs, args.env_id, **options)
-    policy = nn.Sequential(agent.trunk, agent.policy_head)  # EWMA: the agent's own weights; their average is pi_prox
-    decay = use["prox"] / (use["prox"] + 1)
-    state = SimpleNamespace(  # all that changes from one iteration to the next: what a checkpoint holds
-        iteration=0,
-        global_step=0,
-        agent=agent,
-        optimizer=optimizer,
-        discounted=torch.zeros(args.num_envs),
-        reward_moments=torch.tensor([1e-4, 0, 1], dtype=torch.float64),
-        advantage_moments=torch.zeros(3, dtype=torch.float64),
-        episodes=torch.zeros(2, args.num_envs),  # return and length up to now of the episodes under way
-        recent=[],  # return and length of the last 100 that ended
-        unlogged=[],
-        prox=copy.deepcopy(policy),  # EWMA
-        prox_weights=(1.0, 0.0),  # the total weight and the mean age of what was averaged
-    )
-    run = Run(args, saved, state, envs)
-    announce(args, adjusted, agent, device, microbatch_size, num_iterations)
-    bar = run.start(num_iterations)
-
-    for iteration in range(state.iteration + 1, num_iterations + 1):
-        # (1) Collect: the current network plays and so becomes the behaviour policy of this rollout.
-        bar.set_description("collect")
-        obs = torch.empty(args.num_envs, args.num_steps, 64, 64, 3, dtype=torch.uint8)  # [N, T, ...]
-        steps, ended = [], []
-        _, frame, first = envs.observe()
-        for t in range(args.num_steps):
-            frames = torch.from_numpy(frame["rgb"])
-            obs[:, t] = frames
-            with torch.no_grad():
-                logits, value = agent(frames.to(device))
-            step = {"first": torch.from_numpy(first), "logprobs": logits.log_softmax(-1).cpu(), "value": value.cpu()}
-            step["action"] = torch.multinomial(step["logprobs"].exp(), 1).squeeze(1)
-            envs.act(step["action"].numpy())
-            reward, frame, first = envs.observe()
-            step["reward"] = torch.from_numpy(reward)
-            steps.append(step)
-            state.episodes += torch.stack([step["reward"], torch.ones(args.num_envs)])
-            ended += state.episodes[:, first].T.tolist()
-            state.episodes[:, first] = 0
-            bar.update(args.num_envs)
-        rollout = {name: torch.stack([step[name] for step in steps], dim=1) for name in steps[0]}  # [N, T, ...]
-        rollout |= {"obs": obs, "next_obs": torch.from_numpy(frame["rgb"]), "next_first": torch.from_numpy(first)}
-        stats = {}
-
-        # (2) Prepare: normalise rewards, estimate advantages and value targets, normalise advantages.
-        reward = rollout["reward"]
-        if args.reward_norm:
-            normalised = normalise_rewards(reward, rollout["first"], state.discounted, state.reward_moments)
-            reward, state.discounted, state.reward_moments = normalised
-        with torch.no_grad():
-            next_value = agent(rollout["next_obs"].to(device))[1].cpu()
-        value = torch.cat([rollout["value"], next_value.unsqueeze(1)], dim=1)
-        first = torch.cat([rollout["first"], rollout["next_first"].unsqueeze(1)], dim=1)
-        advantage = gae(reward, value, first, args.gamma, args.gae_lambda)
-        value_target = advantage + rollout["value"]
-        stats["value/explained_variance"] = 1 - advantage.var() / value_target.var()
-        stats |= {"advantage/mean": advantage.mean(), "advantage/std": advantage.std(correction=0)}
-        if args.adv_norm == "iteration":
-            state.advantage_moments, mean, std = update_moments(state.advantage_moments, advantage, use["adv-norm"])
-            advantage = (advantage - mean) / (std + 1e-8)
-            stats |= {"advantage/mean_used": mean, "advantage/std_used": std}
-
-        # (3) Optimise: epochs over the data in minibatches, each an optimiser step.
-        batch = {name: rollout[name].flatten(0, 1) for name in ("obs", "action", "logprobs", "value")}  # [N * T, ...]
-        batch |= {"value_target": value_target.flatten(), "advantage": advantage.flatten()}
-        batch = {name: x.to(device) for name, x in batch.items()}  # once, so that no minibatch waits for a copy
-        raw_advantage = batch["advantage"].clone()
-        losses = []
-        for epoch in range(args.epochs):
-            bar.set_description(f"optimise, epoch {epoch + 1}")
-            for minibatch in minibatches(args.num_envs, args.num_steps, args.num_minibatches).to(device):
-                if args.adv_norm == "minibatch":  # of the advantages as they were, in each epoch anew
-                    chosen = raw_advantage[minibatch]
-                    batch["advantage"][minibatch] = (chosen - chosen.mean()) / (chosen.std(correction=0) + 1e-8)
-                optimizer.zero_grad()
-                means = 0
-                for micro in minibatch.split(microbatch_size):
-                    mb = {name: x[micro] for name, x in batch.items()}
-                    logits, value = agent(mb["obs"])
-                    with torch.no_grad():  # EWMA
-                        logprobs_prox = state.prox(mb["obs"]).log_softmax(-1)
-                    logprobs, logprobs_behav = logits.log_softmax(-1), mb["logprobs"]
-                    logp, logp_behav = logp_of(logprobs, mb["action"]), logp_of(logprobs_behav, mb["action"])
-                    logp_prox = logp_of(logprobs_prox, mb["action"])  # EWMA: the decoupled objectives of section 2
-                    corrected = (logp_prox - logp_behav).exp() * mb["advantage"]
-                    pg_loss, clip_fraction = policy_loss(logp, logp_prox, corrected, args.clip_coef)
-                    kl = categorical_kl(logprobs_prox, logprobs)
-                    entropy = -(logprobs.exp() * logprobs).sum(-1).mean()
-                    v_loss = value_loss(value, mb["value"], mb["value_target"], args.clip_vloss * args.clip_coef)
-                    loss = pg_loss + args.kl_coef * kl - args.ent_coef * entropy
-                    loss = loss + args.vf_coef * v_loss
-                    share = len(micro) / len(minibatch)  # the pieces' gradients add up to the minibatch's
-                    (share * loss).backward()
-                    means += share * torch.stack([pg_loss, v_loss, entropy, kl, clip_fraction]).detach()  # named in (4)
-                optimizer.step()
-                state.prox_weights = update_ewma(state.prox, policy, *state.prox_weights, decay)  # EWMA
-                stats |= {"prox/com": state.prox_weights[1], "prox/kl": means[3]}  # of the iteration's last step
-                losses.append(means)
-            if args.target_kl is not None and losses[-1][3] > args.target_kl:
-                break
-
-        # (4) Log, and checkpoint if it is time.
-        names = ["loss/policy", "loss/value", "loss/entropy", "policy/approx_kl", "policy/clip_fraction"]
-        stats |= zip(names, torch.stack(losses).mean(0), strict=True)
-        run.end_iteration(iteration, stats, ended)
-    bar.close()
-    print(f"finished: {args.run_dir}/checkpoint.pt")
+def announcement(run):
+    """The lines to print before the first step: what will be done, and what might surprise."""
+    args, used, state, device = run.args, run.used, run.state, run.device
+    precision = "bfloat16 convolutions" if args.bf16 else "float32"
+    game = f"{args.env_id}, {args.distribution_mode}, levels: {args.num_levels or 'all'}"
+    yield f"{SCRIPT}.py on {game}, seed {args.seed}"
+    yield f"run        {run.num_iterations:,} iterations, {run.num_iterations * run.steps:,} steps"
+    yield f"folder     {run.folder}"
+    if run.resumed:
+        yield f"resumed    after iteration {state.iteration:,}, {state.global_step:,} steps"
+    weights = sum(p.numel() for p in state.agent.parameters())
+    threads = f"CPU threads: {torch.get_num_threads()}"
+    yield f"network    {weights:,} weights, {precision}, on {device}, {threads}"
+    yield f"minibatch  {run.steps // args.num_minibatches:,} steps"
+    yield f"iteration  {run.steps:,} steps: {args.num_envs} environments x {args.num_steps}"
+    yield f"adjusted to the batch size, c = {args.reference_num_envs}/{args.num_envs}:"
+    header = ("NAME", "WHAT", "STATED", "IN USE", "DECAY", "RULE")
+    for row in [header, *adjustment_table(args, used)]:
+        cells = [x if isinstance(x, str) else f"{x:.5g}" for x in row]
+        yield "  {:<12} {:<38} {:>7} {:>9} {:>8}  {}".format(*cells)
+    if args.num_envs != args.reference_num_envs:
+        if (vars(args).get("policy_epochs") or args.epochs) > 1:
+            yield "  but several epochs: the paper claims invariance for one policy epoch only"
+        if not hasattr(used, "prox_com"):
+            yield "  but no EWMA: the paper claims invariance for PPO-EWMA and PPG-EWMA"
+        if args.adv_norm == "minibatch":
+            yield "  but --adv-norm minibatch: its statistics depend on the batch size"
+        if args.num_envs > args.reference_num_envs:
+            yield "  but a larger batch: the paper claims invariance for small enough ones only"
+    if device.type == "cpu" and run.num_iterations * run.steps > 10_000_000:
+        yield "note: on a CPU this takes weeks. A run for a laptop, some minutes long:"
+        yield f"  python {SCRIPT}.py {LAPTOP}"
+    if device.type == "cpu" and args.bf16:
+        able = torch.cpu.get_capabilities()
+        if not (able.get("amx_bf16") or able.get("avx512_bf16")):
+            yield "note: this CPU has no bfloat16 arithmetic: --bf16 is slower here"
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        fail("stopped before the first step", code=130)
