@@ -1,11 +1,15 @@
-"""The paper's test (appendix F), and the interval that is now customary beside it."""
+"""The paper's test (appendix F), the intervals that are now customary beside it, and two measures of a run."""
 
-from collections import namedtuple
+import functools
+import itertools
+import math
+from collections import Counter, namedtuple
 
 import numpy as np
 from scipy import stats
 
 VanElteren = namedtuple("VanElteren", "z p highest_z")  # highest_z: what this many runs can reach at most
+MOST_WAYS = 100_000  # to deal out runs, that are counted one by one
 
 
 def van_elteren(strata):
@@ -31,6 +35,40 @@ def van_elteren(strata):
     return VanElteren(float(z), float(stats.norm.sf(z)), float(highest / np.sqrt(variance)))
 
 
+def how_far_apart(samples):
+    """The range of the samples' means, and p: how often runs dealt out to the samples at random are as far apart."""
+    values, sizes = np.concatenate(samples), tuple(map(len, samples))
+    ways = math.factorial(len(values)) // math.prod(map(math.factorial, sizes))
+    if ways // math.prod(map(math.factorial, Counter(sizes).values())) <= MOST_WAYS:
+        groups = all_deals(sizes)
+    else:
+        rng = np.random.default_rng(0)
+        groups = rng.permuted(np.tile(np.repeat(np.arange(len(sizes)), sizes), (9999, 1)), axis=1)
+        groups[0] = np.repeat(np.arange(len(sizes)), sizes)  # the one observed counts, too: p is never 0
+    means = np.stack([(values * (groups == group)).sum(1) / size for group, size in enumerate(sizes)])
+    distance = np.ptp([np.mean(sample) for sample in samples])
+    return float(distance), float(np.mean(np.ptp(means, axis=0) >= distance - 1e-12))
+
+
+@functools.cache
+def all_deals(sizes):
+    """All ways to deal out runs to groups, a row each with a group for each run. Equal groups may swap their names."""
+
+    def deal(runs, groups):
+        if not groups:
+            yield {}
+            return
+        first, *others = runs
+        for group in {sizes[group]: group for group in groups}.values():
+            for mates in itertools.combinations(others, sizes[group] - 1):
+                left = [run for run in others if run not in mates]
+                for rest in deal(left, [x for x in groups if x != group]):
+                    yield rest | dict.fromkeys((first, *mates), group)
+
+    number = range(sum(sizes))
+    return np.array([[way[run] for run in number] for way in deal(number, range(len(sizes)))])
+
+
 def interquartile_mean(*samples, axis=-1):
     """The mean of the middle half of all runs together: few outliers do not decide it."""
     return stats.trim_mean(np.concatenate(samples, axis=axis), 0.25, axis=axis)
@@ -43,26 +81,12 @@ def mean_difference(*samples, axis=-1):
     return np.mean(means[:half], axis=0) - np.mean(means[half:], axis=0)
 
 
-def how_far_apart(samples, resamples=9999):
-    """The range of the samples' means, and p: how often runs dealt out to the samples at random are as far apart."""
-    test = stats.permutation_test(
-        samples,
-        lambda *x, axis: np.ptp([np.mean(sample, axis=axis) for sample in x], axis=0),
-        vectorized=True,
-        n_resamples=resamples,
-        alternative="greater",
-        rng=np.random.default_rng(0),
-    )
-    return float(test.statistic), float(test.pvalue)
-
-
-def stratified_interval(samples, statistic=interquartile_mean, resamples=2000):
-    """A 95% bootstrap interval, with runs drawn anew within each game. None if a game has one run only."""
+def bootstrap_interval(samples, statistic, resamples=2000, seed=0):
+    """A 95% interval, from runs or episodes drawn again within each sample. None if a sample has one only."""
     if min(map(len, samples)) < 2:
         return None
-    result = stats.bootstrap(
-        samples, statistic, n_resamples=resamples, method="percentile", vectorized=True, rng=np.random.default_rng(0)
-    )
+    rng, options = np.random.default_rng(seed), {"method": "percentile", "vectorized": True}
+    result = stats.bootstrap(samples, statistic, n_resamples=resamples, rng=rng, **options)
     return tuple(map(float, result.confidence_interval))
 
 

@@ -1,17 +1,20 @@
 """What a sweep will cost, from a few iterations of the real scripts on this machine."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
-from catalogue import REPOSITORY
+import numpy as np
+
+from lab.common import ROOT, fail
+from lab.logs import SPEED, read_scalars
+from lab.running import hours
 
 FRAME = 64 * 64 * 3  # bytes of an observation
 Cost = namedtuple("Cost", "rate startup events checkpoint")  # steps/s, seconds, bytes an iteration, bytes
@@ -29,23 +32,20 @@ def measure(run, threads):
         flags |= {"n-pi": 1, "no-adjust": [*flags.get("no-adjust", []), "n-pi"]}
     if "staleness" in flags:
         flags["staleness"] = 0  # its queue of frames is counted below
-    words = type(run)(**vars(run) | {"flags": flags}).words()
+    words = replace(run, flags=flags).words()
     with tempfile.TemporaryDirectory() as folder:
-        started = time.time()
-        done = subprocess.run(
-            [sys.executable, str(REPOSITORY / words[0]), *words[1:], "--run-dir", f"{folder}/run"],
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-            capture_output=True,
-            text=True,
-        )
+        folder, started = Path(folder, "run"), time.time()
+        command = [sys.executable, str(ROOT / words[0]), *words[1:], "--run-dir", str(folder)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         seconds = time.time() - started
         if done.returncode:
-            raise SystemExit(f"sweep.py: error: {run.script} fails: {done.stderr.strip().splitlines()[-1]}")
-        rates = [int(rate) for rate in re.findall(r" steps, (\d+) steps/s", done.stdout)]
-        rate = max(1, median(rates[1:]))  # the first iteration warms up
-        sizes = {path.suffix: path.stat().st_size for path in Path(folder, "run").iterdir()}
-        events = sum(size for suffix, size in sizes.items() if suffix not in (".pt", ""))
-        return Cost(rate, max(0, seconds - sum(iteration / x for x in rates)), events / len(rates), sizes[".pt"])
+            fail(f"{run.script} fails: {done.stderr.strip().splitlines()[-1]}")
+        rates = read_scalars(folder, [SPEED])[0][SPEED][:, 1]
+        events = sum(path.stat().st_size for path in folder.glob("events*")) / len(rates)
+        rate = max(1, np.median(rates[1:]))  # the first iteration warms up
+        startup = max(0, seconds - sum(iteration / x for x in rates))
+        return Cost(rate, startup, events, (folder / "checkpoint.pt").stat().st_size)
 
 
 def estimate(runs, threads, workers):
@@ -67,10 +67,6 @@ def estimate(runs, threads, workers):
     buffer = max(buffers) * min(workers, len(runs))
     print(f"time: about {hours(seconds / workers)} with {workers} at a time ({hours(seconds)} of one)")
     print(f"disk: about {gigabytes(disk)}, and {gigabytes(buffer)} more for PPG's buffers while runs last")
-
-
-def hours(seconds):
-    return f"{seconds / 3600:,.1f} hours" if seconds >= 3600 else f"{seconds / 60:,.1f} minutes"
 
 
 def gigabytes(size):

@@ -1,0 +1,294 @@
+"""An experiment in words and numbers: captions, final returns with their intervals, the tests between settings."""
+
+import numpy as np
+
+from lab.catalogue import ALGORITHMS, GAMES, runs_of
+from lab.inference import bootstrap_interval, how_far_apart, interquartile_mean, mean_difference, van_elteren
+from lab.runs import final_window
+
+LEVEL = 0.001  # the paper's level of significance, to be divided by the number of hypotheses
+MEASURES = {"Final normalised return": "final_normalised_return", "Over the whole run": "mean_normalised_return"}
+DIFFERENCES = {  # flags that are named where they are not the paper's
+    "script": "scripts",
+    "total-timesteps": "steps",
+    "distribution-mode": "mode",
+    "num-levels": "levels",
+    "num-envs": "environments",
+    "num-steps": "steps of a rollout",
+    "channels": "channels",
+    "epochs": "PPO epochs",
+    "arch": "PPG network",
+    "aux-epochs": "auxiliary epochs",
+}
+
+
+def about(results):
+    """What the experiment is."""
+    run = results.runs[0]
+    script = run.script.removesuffix(".py").replace("_", "-")
+    return results.entry.about.format(
+        algorithm=ALGORITHMS.get(script, "PPO"),
+        iteration=run.flags["num-envs"] * run.flags["num-steps"],
+        reference=run.flags["reference-num-envs"],
+    )
+
+
+def runs_shown(results, spread="mean and standard deviation", seeds=None):
+    """Which runs a figure or a table shows."""
+    run, games = results.runs[0], results.games
+    levels = run.flags["num-levels"]
+    if seeds is None:
+        several = len(results.seeds) > 1
+        seeds = f"{spread} over {len(results.seeds)} seeds" if several else "one seed, so there are no error bars"
+    words = [
+        f"Games: {'all 16' if len(games) == 16 else ', '.join(games)};",
+        f"{run.flags['distribution-mode']} mode, {levels or 'all'} level{'s' * (levels != 1)};",
+        f"{run.flags['total-timesteps']:,} environment steps; {seeds}.",
+    ]
+    if results.finished < len(results.runs):
+        words.append(f"{len(results.runs) - results.finished} of {len(results.runs)} runs are not finished.")
+    return " ".join(words)
+
+
+def shrunk(results):
+    """What is not as in the paper's runs."""
+    paper = runs_of(results.experiment, "paper")
+    differences = [("games", len(results.games), len({run.game for run in paper}))]
+    differences.append(("seeds", len(results.seeds), len({run.seed for run in paper})))
+    for flag, what in DIFFERENCES.items():
+        mine, theirs = (settings_of(runs, flag) for runs in (results.runs, paper))
+        if mine and theirs:
+            differences.append((what, mine, theirs))
+    words = ", ".join(f"{what} {mine} ({theirs})" for what, mine, theirs in differences if mine != theirs)
+    return f"Shrunk (in brackets: the paper): {words}."
+
+
+def settings_of(runs, flag):
+    """All settings of a flag in some runs, in a few words."""
+    found = {run.script if flag == "script" else run.flags.get(flag) for run in runs if flag != "channels"}
+    if flag == "channels":
+        found = {"-".join(map(str, run.flags[flag])) for run in runs}
+    if flag == "num-levels":
+        found = {x or "all" for x in found}
+    found = sorted(found - {None})
+    if len(found) > 2 and flag != "script":
+        found = [f"{found[0]} to {found[-1]}"]
+    return " and ".join(f"{x:,}" if isinstance(x, int) else str(x) for x in found)
+
+
+def report(results):
+    """The whole report of an experiment, as Markdown."""
+    scale, total = results.runs[0].scale, results.runs[0].flags["total-timesteps"]
+    parts = [
+        f"# {results.experiment}, scale {scale}",
+        runs_shown(results) + (f" {shrunk(results)}" if scale != "paper" else ""),
+        f"{results.finished} of {len(results.runs)} runs finished; {results.hours:.2f} hours of computing, "
+        "one run after another (taking of each setting the median run).",
+        f"## Final return, over the last {final_window(total):,} steps",
+        overview(results, "final_return"),
+        "Mean over seeds, and standard deviation.",
+        "## Return over the whole run",
+        overview(results, "mean_return"),
+        "The same, of the learning curve's mean.",
+        "## Final normalised return",
+        final_returns(results),
+        "IQM: mean of the middle half of the runs. Interval: 95%, by bootstrap within each game; with three or four "
+        "seeds such intervals are too narrow.",
+    ]
+    for kind, what in results.entry.tests.items():
+        parts += TESTS[kind](results, what)
+    parts += [
+        "## What section 6.2 of the paper looks at",
+        signs(results),
+        "Medians over runs. Clipped ratios: in the second half of a run; with one epoch, 1% to 10% is usual. Swing: by "
+        "what factor the standard deviation that advantages are divided by goes up and down within a tenth of a run; "
+        "under 10 is fine.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(header, rows):
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def overview(results, column):
+    """Returns as the game gives them: a line for each variant and game, a column for each setting."""
+    returns = results.rows.dropna(subset="final_return").set_index(["variant", "game", "value"])[column]
+    variants = list(dict.fromkeys(results.all_rows["variant"]))
+    columns, rows = max(map(results.values, variants), key=len), []
+    for variant, game in [(x, y) for x in variants for y in results.games]:
+        named = len(variants) > 1 and [variant] != list(results.entry.panels)  # the only panel needs no name
+        name = ", ".join([variant] * named + [game] * (len(results.games) > 1)) or game
+        samples = [returns[returns.index == (variant, game, value)] for value in columns]
+        rows.append(
+            [name, *(f"{x.mean():.2f} ± {x.std():.2f}".replace(" ± nan", "") if len(x) else "" for x in samples)]
+        )
+    return table([results.entry.axis.split(" (")[0], *columns], rows)
+
+
+def final_returns(results):
+    rows, variants = [], dict.fromkeys(results.all_rows["variant"])
+    for variant, value in [(x, y) for x in variants for y in results.values(x)]:
+        samples = [sample.to_numpy() for _, sample in results.final(variant, value).groupby("game")]
+        if samples:
+            seeds = results.over_seeds(variant, value)
+            std = f"{np.std(seeds, ddof=1):.3f}" if len(seeds) > 1 else "one seed"
+            mean, iqm = np.mean([sample.mean() for sample in samples]), interquartile_mean(*samples)
+            interval = between(bootstrap_interval(samples, interquartile_mean))
+            rows.append([variant, value, f"{mean:.3f}", std, f"{iqm:.3f}", interval, sum(map(len, samples))])
+    return table(["variant", "setting", "mean", "std over seeds", "IQM", "interval of the IQM", "runs"], rows)
+
+
+def signs(results):
+    rows = []
+    for (variant, value), runs in results.all_rows.groupby(["variant", "value"], sort=False):
+        clipped, swing = (runs[column].dropna().median() for column in ("clip_fraction", "advantage_swing"))
+        clipped = "no clipping" if np.isnan(clipped) else f"{clipped:.2%}"
+        rows.append([variant, value, clipped, "too few" if np.isnan(swing) else f"{swing:.1f}"])
+    return table(["variant", "setting", "clipped ratios", "swing of advantages"], rows)
+
+
+def between(interval, digits=3):
+    return "needs two seeds" if interval is None else " to ".join(f"{x:.{digits}f}" for x in interval)
+
+
+# The kinds of tests that an experiment's entry may ask for. Each returns a title, a table, and what it says.
+
+
+def strata_of(first, second):
+    """Pairs of samples, for the games that both have."""
+    both = [game for game in GAMES if game in first.index and game in second.index]
+    return [(first[game].to_numpy(), second[game].to_numpy()) for game in both]
+
+
+def difference_cells(strata, digits=3):
+    """The mean difference, and its interval."""
+    samples = [first for first, _ in strata] + [second for _, second in strata]
+    interval = bootstrap_interval(samples, mean_difference)
+    return f"{mean_difference(*samples):.{digits}f}", between(interval, digits)
+
+
+def footnote(tests, hypotheses):
+    """What the tests are, and what they could show at best."""
+    highest = max((test.highest_z for test in tests), default=0)
+    return (
+        f"Z: van Elteren test, games as strata, one-sided. Significant means p below {LEVEL:g}/{hypotheses}: "
+        f"the {LEVEL:.1%} level after Bonferroni correction for {hypotheses} hypotheses. "
+        f"With these games and seeds Z is {highest:.2f} at most."
+    )
+
+
+def measures_of(results):
+    """Columns for the end and for the whole run, what to call them, digits: of one game, the return as it gives it."""
+    unit, digits = ("return", 2) if len(results.games) == 1 else ("normalised return", 3)
+    return [f"{when}_{unit.replace(' ', '_')}" for when in ("final", "mean")], unit, digits
+
+
+def better(results, question):
+    """Is the first better than the second? Pairs: (name, name, [(setting, setting), ...]), strata of one test."""
+    title, pairs_of = question
+    parts = []
+    for measure, column in MEASURES.items():
+        rows, tests = [], []
+        for first, second, settings in pairs_of(results):
+            strata = [x for pair in settings for x in strata_of(*(results.final(*setting, column) for setting in pair))]
+            if strata:
+                tests.append(van_elteren(strata))
+                rows.append([first, second, *difference_cells(strata)])
+        for row, test in zip(rows, tests, strict=True):
+            significant = "yes" if test.p < LEVEL / len(tests) else "no"
+            row += [f"{test.z:.2f} of {test.highest_z:.2f}", f"{test.p:.2g}", significant]
+        header = ["better?", "than", "mean difference", "95% interval", "Z, and its highest", "p", "significant"]
+        parts += [f"## {title} {measure}", table(header, rows), footnote(tests, max(1, len(tests)))]
+    return parts
+
+
+def table_5(results, ablations):
+    """Is the difference between the largest and a smaller batch larger for the ablation?"""
+    original, *_ = results.entry.panels
+    sizes, parts = results.settings(original), []
+    hypotheses = len(ablations) * (len(sizes) - 1)
+
+    def gap(variant, size, column):
+        return (results.final(variant, sizes[0], column) - results.final(variant, size, column)).dropna()
+
+    for measure, column in MEASURES.items():
+        tests, rows = [], []
+        for size in sizes[1:]:
+            row = [size]
+            for ablation in ablations:
+                strata = strata_of(gap(ablation, size, column), gap(original, size, column))
+                if not strata:
+                    row.append("no runs")
+                    continue
+                tests.append(van_elteren(strata))
+                effect = np.mean([np.mean(a) - np.mean(b) for a, b in strata])
+                text = f"{effect:.3f} ({tests[-1].z:.2f})"
+                row.append(f"**{text}**" if tests[-1].p < LEVEL / hypotheses else text)
+            rows.append(row)
+        parts += [
+            f"## Hypothesis tests (the paper's table 5), {measure[0].lower() + measure[1:]}",
+            table([results.entry.axis, *ablations], rows),
+            "By how much the ablation widens the gap to the largest batch size, and Z in parentheses; bold if "
+            f"significant. {footnote(tests, hypotheses)}",
+        ]
+    return parts
+
+
+def apart(results, variants):
+    """Do the curves coincide? How far apart all settings are, and if chance alone would do that."""
+    rows, (columns, unit, digits) = [], measures_of(results)
+    for variant in variants:
+        cells = []
+        for column in columns:
+            samples = [results.over_seeds(variant, size, column) for size in results.values(variant)]
+            if len(samples) < 2 or min(map(len, samples)) < 2:
+                cells += ["", "needs two seeds"]
+            else:
+                distance, p = how_far_apart(samples)
+                cells += [f"{distance:.{digits}f}", f"{p:.2g}"]
+        rows.append([variant, *cells])
+    return [
+        f"## How far apart the batch sizes are, {unit}",
+        table(["", "at the end", "p", "over the whole run", "p"], rows),
+        "The highest mean over seeds minus the lowest. p: how often runs that are dealt out to the sizes at random are "
+        "as far apart; a small one says that the batch size matters.",
+    ]
+
+
+def differences(results, names, pairs, columns, digits=3):
+    """A table: by how much the first setting is above the second, at the end and over the whole run."""
+    rows = []
+    for cells, first, second in pairs:
+        for column in columns:
+            strata = strata_of(results.final(*first, column), results.final(*second, column))
+            cells += difference_cells(strata, digits) if strata else ["", "no runs"]
+        rows.append(cells)
+    return table([*names, "at the end", "95% interval", "over the whole run", "95% interval"], rows)
+
+
+def same_age(results, variants):
+    """The largest batch size, with a proximal policy as young as a smaller one's that is not adjusted."""
+    first, second = variants
+    pairs = [([size], (first, size), (second, size)) for size in results.values(second)]
+    columns, unit, digits = measures_of(results)
+    says = (
+        f"{second}: the largest batch size, with a proximal policy as young, in environment steps, as that of this "
+        "many environments without the adjustment."
+    )
+    shown = differences(results, [results.entry.axis], pairs, columns, digits)
+    return [f"## {first} minus {second}, {unit}", shown, says] if pairs else []
+
+
+def largest_minus_smallest(results, variants):
+    """The difference between the largest and the smallest batch: the degree of invariance."""
+    pairs = []
+    for variant in filter(results.values, variants):
+        largest, smallest = results.values(variant)[0], results.values(variant)[-1]
+        pairs.append(([variant, f"{largest} minus {smallest}"], (variant, largest), (variant, smallest)))
+    shown = differences(results, ["variant", results.entry.axis], pairs, MEASURES.values())
+    return ["## Largest minus smallest batch size, normalised return", shown]
+
+
+TESTS = {x.__name__: x for x in (better, table_5, apart, same_age, largest_minus_smallest)}
