@@ -41,7 +41,7 @@ def load(script):
 @contextlib.contextmanager
 def command_line(script, flags):
     """The given flags in sys.argv, and the signal handlers as they were afterwards."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         with mock.patch.object(sys, "argv", [f"{script}.py", *map(str, flags)]):
             yield
@@ -51,7 +51,7 @@ def command_line(script, flags):
 
 
 def parse(script, *flags):
-    """The flags as the script sees them, with its table of adjustments."""
+    """The flags as the script sees them, and the values in use."""
     module = load(script)
     with command_line(script, flags):
         args = module.parse_args()[0]
@@ -131,8 +131,7 @@ def float64():
     """Let a script compute in float64, so that rounding can neither hide an error nor look like one."""
     torch.set_default_dtype(torch.float64)
     try:
-        with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
-            yield
+        yield
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -10,6 +10,7 @@ COUNT-th piece of a checkpoint that is being written; "memory" prints the anonym
 allows COUNT megabytes more than there are when the first one begins.
 """
 
+import errno
 import io
 import json
 import os
@@ -19,9 +20,10 @@ import signal
 import sys
 
 import torch
-from helpers import load
 from procgen import ProcgenGym3Env
 from torch.utils.tensorboard import SummaryWriter
+
+from helpers import load
 
 
 def die():
@@ -62,6 +64,9 @@ def main(script, place, count, *flags):
         countdown()
         file.write(whole.getvalue()[len(whole.getvalue()) // 2 :])
 
+    def full_disk(save, run):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     class Terminating:
         """A file that sends SIGTERM in the midst of PyTorch's writing, which is C++ that calls this."""
 
@@ -92,18 +97,18 @@ def main(script, place, count, *flags):
     elif place == "log":
         replace(SummaryWriter, "flush", before=countdown)
     elif place == "unsaved":
-        replace(module.Run, "save", instead=lambda original, run: False)
+        replace(module.Run, "save", instead=full_disk)
         replace(ProcgenGym3Env, "act", before=countdown)
     elif place == "terminate":
         replace(torch, "save", instead=lambda save, saved, file: save(saved, Terminating(file)))
     elif place == "memory":
 
-        def limit(start, *args):
+        def limit(begin, *args):
+            begin(*args)
             most = (status("VmData") + int(count) * 1024) * 1024
             resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-            return start(*args)
 
-        replace(module.Run, "start", instead=limit)
+        replace(module.Run, "__init__", instead=limit)
         replace(module.Run, "end_iteration", before=lambda: print("RssAnon", status("RssAnon"), flush=True))
     else:
         raise ValueError(place)

@@ -3,13 +3,14 @@
 import math
 
 import pytest
-from helpers import EWMA, PPG, SCRIPTS, TINY, checkpoint, load, parse, train
+
+from helpers import EWMA, PPG, SCRIPTS, TINY, checkpoint, command_line, load, parse, tiny, train
 
 ENVS = {1: 256, 4: 64, 16: 16, 64: 4, 256: 1, 1 / 2: 512}  # c: environments
 
 
 def values(script, *flags):
-    return {name: used for name, (_, _, used, _) in parse(script, *flags)[1].items()}
+    return vars(parse(script, *flags)[1])
 
 
 @pytest.mark.parametrize("c", ENVS)
@@ -17,22 +18,24 @@ def values(script, *flags):
 def test_every_adjustment(script, c):
     use = values(script, "--num-envs", ENVS[c])
     assert math.isclose(use.pop("lr"), 5e-4 / math.sqrt(c))
-    assert use.pop("adv-norm") == max(1, c)
+    assert use.pop("adv_norm_span") == max(1, c)
+    assert math.isclose(2 / (1 - use.pop("adv_norm_decay")) - 1, max(1, c))  # footnote 1
     assert (use.pop("beta1"), use.pop("beta2")) == (0.9, 0.999)
     if script in EWMA:
-        assert math.isclose(use.pop("prox"), 8 * c)
+        assert math.isclose(use.pop("prox_com"), 8 * c)
+        assert math.isclose(1 / (1 - use.pop("prox_decay")) - 1, 8 * c)  # section 4
     if script in PPG:
-        assert use.pop("n-pi") == 32 * c
+        assert use.pop("n_pi") == 32 * c
         rollouts = {1: 16, 4: 4, 16: 4, 64: 4, 256: 4, 1 / 2: 32}[c]
-        assert use.pop("aux-rollouts") == rollouts
-        assert math.isclose(use.pop("aux-lr"), 5e-4 * math.sqrt(rollouts / 16))
+        assert use.pop("aux_rollouts") == rollouts
+        assert math.isclose(use.pop("aux_lr"), 5e-4 * math.sqrt(rollouts / 16))
     assert not use, "an adjustment that this test does not know"
 
 
 @pytest.mark.parametrize("script", PPG)
 def test_the_phase_keeps_its_size_and_n_pi_is_rounded_and_at_least_1(script):
-    for envs in (1, 3, 100, 256, 512, 8192, 100_000):
-        n_pi = values(script, "--num-envs", envs, "--num-minibatches", 1)["n-pi"]
+    for envs in (1, 3, 100, 256, 512, 8192, 20_000):
+        n_pi = values(script, "--num-envs", envs, "--num-minibatches", 1, "--num-steps", 1)["n_pi"]
         assert n_pi == max(1, round(32 * 256 / envs)) and isinstance(n_pi, int)
 
 
@@ -45,41 +48,56 @@ def test_linear_rule_betas_and_reference(script):
     one = values(script, "--num-envs", 64, "--adjust-betas", "beta2")
     assert one["beta1"] == 0.9 and math.isclose(one["beta2"] ** 4, 0.999)
     if script in PPG:
-        assert math.isclose(linear["aux-lr"], 5e-4 * 4 / 16)
+        assert math.isclose(linear["aux_lr"], 5e-4 * 4 / 16)
     assert values(script, "--num-envs", 16, "--reference-num-envs", 16) == values(script)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_no_adjust_keeps_what_it_names_and_nothing_else(script):
     adjusted, stated = values(script, "--num-envs", 64), values(script)
-    names = ["lr", "adv-norm"] + ["prox"] * (script in EWMA) + ["n-pi"] * (script in PPG)
-    for name in names:
+    names = {"lr": ["lr"], "adv-norm": ["adv_norm_span", "adv_norm_decay"]}
+    if script in EWMA:
+        names["prox"] = ["prox_com", "prox_decay"]
+    if script in PPG:
+        names["n-pi"] = ["n_pi"]
+        names["lr"].append("aux_lr")  # follows the step size
+    for name, fields in names.items():
         kept = values(script, "--num-envs", 64, "--no-adjust", name)
-        assert adjusted[name] != stated[name] == kept.pop(name)
-        if name == "lr" and script in PPG:  # the auxiliary step size follows it
-            assert kept.pop("aux-lr") == stated["aux-lr"]
+        for field in fields:
+            assert adjusted[field] != stated[field] == kept.pop(field)
         assert kept.items() <= adjusted.items()
     everything = values(script, "--num-envs", 64, "--no-adjust", *names)
-    assert all(everything[name] == stated[name] for name in names)
+    assert all(everything[field] == stated[field] for fields in names.values() for field in fields)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_the_table_is_printed_with_its_caveats(script, capsys):
-    args, table = parse(script, "--num-envs", 512, "--policy-epochs" if script in PPG else "--epochs", 2)
-    module = load(script)
-    agent = module.Agent(args.channels, *([args.arch] if script in PPG else []))
-    module.announce(args, table, agent, "cpu", 64, 10)
+def test_the_table_is_announced_with_its_caveats(script, tmp_path, capsys):
+    epochs = "--policy-epochs" if script in PPG else "--epochs"
+    flags = [*tiny(script), "--num-envs", 8, "--reference-num-envs", 2, epochs, 2, "--total-timesteps", 64]
+    flags += ["--n-pi", 4, "--run-dir", tmp_path / "run"] if script in PPG else ["--run-dir", tmp_path / "run"]
+    with command_line(script, flags):
+        load(script).main()
     out = capsys.readouterr().out
-    for name, (what, stated, used, rule) in table.items():
+    assert all(len(line) <= 100 for line in out.splitlines() if str(tmp_path) not in line)
+    used = checkpoint(tmp_path / "run")["used"]
+    stated = {"lr": 5e-4, "adv-norm": 1, "beta1": 0.9, "beta2": 0.999}
+    fields = {"lr": "lr", "adv-norm": "adv_norm_span", "beta1": "beta1", "beta2": "beta2"}
+    if script in EWMA:
+        stated["prox"], fields["prox"] = 8, "prox_com"
+    if script in PPG:
+        stated |= {"n-pi": 4, "aux-rollouts": 3, "aux-lr": 5e-4}
+        fields |= {"n-pi": "n_pi", "aux-rollouts": "aux_rollouts", "aux-lr": "aux_lr"}
+    for name, field in fields.items():
         (line,) = [line for line in out.splitlines() if line.split()[:1] == [name]]
-        assert what in line and rule in line and f" {stated:.6g} " in line and f" {used:.6g} " in line
+        assert f" {stated[name]:.5g} " in line and f" {used[field]:.5g} " in line
+        if (decay := used.get(f"{name.replace('-', '_')}_decay")) is not None:  # as other libraries state it
+            assert f" {decay:.5g} " in line
     assert ("no EWMA: the paper claims invariance" in out) == (script not in EWMA)
-    assert "2 epochs: the paper claims invariance for one policy epoch only" in out
-    assert "a larger batch: the paper claims invariance for small enough ones only" in out
-    for number in (512 * 256 // 8, 512 * 256, sum(p.numel() for p in agent.parameters())):
+    assert "for one policy epoch only" in out and "for small enough ones only" in out
+    for number in (8 * 8 // 2, 8 * 8, sum(x.numel() for x in checkpoint(tmp_path / "run")["agent"].values())):
         assert f"{number:,}" in out
     if script in PPG:
-        assert f"{16 * 512 * 256:,}" in out  # the phase
+        assert f"{4 * 64:,} steps" in out  # the phase
         assert "ends before its first auxiliary phase" in out
 
 

@@ -10,11 +10,11 @@ import struct
 import subprocess
 import sys
 import termios
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-import update_readme
+from procgen.env import ENV_NAMES
+
 from helpers import (
     EWMA,
     PPG,
@@ -29,13 +29,12 @@ from helpers import (
     run,
     start,
     tiny,
+    train,
 )
-from procgen.env import ENV_NAMES
 
-README = (ROOT / "README.md").read_text()
-LOGGED = """episodes/return episodes/length last_100_episodes/return last_100_episodes/length time/environment_steps
-time/steps_per_second loss/policy loss/value loss/entropy policy/approx_kl policy/clip_fraction value/explained_variance
-advantage/mean advantage/std advantage/mean_used advantage/std_used""".split()
+LOGGED = """episode/return episode/steps episode/return_last_100 episode/steps_last_100 time/environment_steps
+time/steps_per_second loss/policy loss/value policy/entropy policy/kl policy/clip_fraction value/explained_variance
+value/advantage_mean value/advantage_std value/advantage_mean_used value/advantage_std_used""".split()
 
 
 @pytest.mark.parametrize("game, envs", [("bossfight", 8), ("dodgeball", 1)])
@@ -54,18 +53,21 @@ def test_end_to_end_on_a_real_game(script, game, envs, tmp_path):
     assert result.returncode == 0 and result.stderr == "", result.stderr
     out = result.stdout
     iterations = 512 // (envs * steps)
-    lines = [line for line in out.splitlines() if line.startswith("iteration ") and " steps/s, " in line]
+    lines = [line for line in out.splitlines() if " steps/s" in line]
     assert len(lines) == iterations  # not a terminal: a line an iteration
-    assert re.match(r"iteration 1: \d+ steps, \d+ steps/s, \d\d:\d\d left, (return|no episode)", lines[0])
+    place = r"phase 1, iteration 1/1" if script in PPG else rf"iteration 1/{iterations}"
+    assert re.fullmatch(rf"(return [\d.-]+ \([+-][\d.]+\)|no episode has ended yet), {place}, [\d,]+ steps/s", lines[0])
+    assert re.search(r" steps/s, \d+(\.\d)? (s|min) left$", lines[1])  # from the second on, it can tell
     saved = checkpoint(folder)
     assert saved["global_step"] == 512 and saved["args"]["env_id"] == game
     load(script).Agent([2, 2, 2], *(["dual"] if script in PPG else [])).load_state_dict(saved["agent"])
 
     logs = curves(folder)
-    expected = set(LOGGED) | ({"prox/com", "prox/kl"} if script in EWMA else set())
+    expected = set(LOGGED) | ({"policy/prox_com"} if script in EWMA else set())
     if script in PPG:
-        expected |= {"auxiliary/aux_value_loss", "auxiliary/clone_kl", "auxiliary/value_loss"}
+        expected |= {"loss/aux_value", "loss/aux_clone_kl", "loss/aux_true_value"}
     assert logs.keys() == expected
+    assert min(logs) == "episode/return"  # TensorBoard shows it first
     every = [envs * steps * (i + 1) for i in range(iterations)]
     assert [step for step, _ in logs["time/environment_steps"]] == every
     assert [value for _, value in logs["time/environment_steps"]] == every
@@ -105,18 +107,18 @@ def test_logged_returns_are_those_of_all_episodes_of_the_iteration(tmp_path):
                 ended.append((t, returns[i], lengths[i]))
                 returns[i], lengths[i] = 0.0, 0
     assert len(ended) > 5
-    for which, window in [("episodes", 64), ("last_100_episodes", len(recorded))]:
-        for step, value in logs[f"{which}/return"]:
+    for suffix, window in [("", 64), ("_last_100", len(recorded))]:
+        for step, value in logs[f"episode/return{suffix}"]:
             mine = [x for x in ended if step // 4 - window < x[0] <= step // 4]
             assert abs(value - np.mean([x[1] for x in mine])) < 1e-5
-            assert abs(dict(logs[f"{which}/length"])[step] - np.mean([x[2] for x in mine])) < 1e-3
+            assert abs(dict(logs[f"episode/steps{suffix}"])[step] - np.mean([x[2] for x in mine])) < 1e-3
 
 
-def test_on_a_terminal_there_is_one_bar_that_tells_the_phase(tmp_path):
-    """Progress while it collects, while it optimises and in the auxiliary phase; no lines by iteration."""
+def on_a_terminal(script, *flags, columns=140):
+    """What a script writes to a terminal of this width."""
     controller, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))  # 40 lines of 120 characters
-    process = start("ppg", *tiny("ppg"), "--run-dir", tmp_path / "run", stdout=terminal)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    process = start(script, *flags, stdout=terminal)
     os.close(terminal)
     out = b""
     while True:
@@ -128,11 +130,25 @@ def test_on_a_terminal_there_is_one_bar_that_tells_the_phase(tmp_path):
             break
         out += chunk
     assert process.wait() == 0
-    bar = [x for x in out.decode().replace("\r\n", "\n").split("\r") if "steps/s" in x]
-    phases = {x.split(":")[0].strip() for x in bar}
-    assert {"collect", "optimise, epoch 1", "auxiliary phase, epoch 1", "auxiliary phase, epoch 2"} <= phases
-    assert any("return" in x or "no episode" in x for x in bar) and any("100%" in x for x in bar)
-    assert "iteration 1:" not in out.decode()
+    return out.decode().replace("\r\n", "\n")
+
+
+def test_on_a_terminal_there_is_one_line_that_moves(tmp_path):
+    """Return, place, activity and clock through all phases, a line that fits; no lines by iteration."""
+    flags = [*tiny("ppg"), "--num-steps", "512", "--total-timesteps", "6144", "--channels", "8", "8", "8"]
+    out = on_a_terminal("ppg", *flags, "--microbatch-size", "32", "--run-dir", tmp_path / "run")
+    status = [x.split("\n")[0].replace("\x1b[K", "") for x in out.split("\r") if " | " in x]
+    assert all(len(x) < 140 for x in status)
+    for activity in ("collect, step", "optimise, epoch 1, minibatch", "auxiliary epoch 1, minibatch"):
+        assert any(activity in x for x in status), (activity, status)
+    assert all(re.search(r"phase [12], iteration [12]/2 \| ", x) for x in status)
+    assert any(re.match(r"(return [\d.]+ \([+-]|no episode)", x) for x in status)
+    clocks = [re.search(r", for (\d+ s|[\d.]+ min)( \||$)", x)[1] for x in status]
+    assert len(set(clocks)) > 1
+    lines = [
+        x for x in (y.split("\r")[-1] for y in out.split("\n")) if " steps/s" in x and " | " not in x
+    ]  # what stays: ten in a long run
+    assert len(lines) == 3 and re.search(r"finished at 6,144 steps, (return|no episode)", out)
 
 
 BAD = [
@@ -151,12 +167,16 @@ BAD = [
     ("--gamma 1.5", ["--gamma", "1.5", "from 0 to 1"]),
     ("--num-envs 6 --num-minibatches 4", ["--num-minibatches", "4", "1, 2, 3, 6, 12"]),
     ("--num-envs 1 --num-steps 9 --num-minibatches 2", ["--num-minibatches", "2", "1, 3"]),
-    ("--env-id bigfish --distribution-mode memory", ["--distribution-mode", "memory", "easy, hard"]),
-    (
-        "--env-id starpilot --distribution-mode exploration",
-        ["--distribution-mode", "exploration", "easy, hard, extreme"],
-    ),
-    ("--env-id coinrun --distribution-mode exploration --num-levels 3", ["exploration", "--num-levels"]),
+    ("--distribution-mode memory", ["--distribution-mode", "memory", "easy", "hard"]),
+    ("--num-envs 100000", ["--num-envs", "GB of memory", "free"]),
+    ("--num-steps 1000000000", ["--num-steps", "GB of memory", "free"]),
+    ("--channels 100000 1 1", ["--channels", "GB of memory", "free"]),
+    ("--num-minibatches 1000000000000000", ["--num-minibatches", "256 x 256", "65536"]),
+    (f"--num-envs {'9' * 400}", ["--num-envs", "from 1 to"]),
+    (f"--learning-rate {'9' * 400}", ["--learning-rate", "from 0 to"]),
+    ("--clip-coef 1", ["--clip-coef", "below 1"]),
+    ("--clip-coef 1.5", ["--clip-coef", "from 0 to 1"]),
+    ("--adv-norm none --no-adjust adv-norm", ["--no-adjust", "--adv-norm", "nothing to adjust"]),
     ("--start-level 5", ["--start-level", "5", "--num-levels"]),
     ("--start-level 2147483600 --num-levels 100", ["--start-level", "2147483600", "from 1 to 47"]),
     ("--distribution-mode medium", ["--distribution-mode", "medium", "easy", "hard"]),
@@ -186,10 +206,11 @@ def test_bad_input_is_one_line_and_exit_code_2(script, flags, said, tmp_path, ca
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_no_adjust_offers_what_the_script_adjusts(script, capsys):
-    with pytest.raises(SystemExit), command_line(script, ["--no-adjust", "x"]):
-        load(script).adjust_for_batch_size(load(script).parse_args()[0])
-    said = capsys.readouterr().err
-    assert ("prox" in said) == (script in EWMA) and ("n-pi" in said) == (script in PPG)
+    for flags in (["--no-adjust", "x"], ["--help"]):
+        with pytest.raises(SystemExit), command_line(script, flags):
+            load(script).parse_args()
+        said = "".join(capsys.readouterr()).split("--no-adjust")[1].split("\n  --")[0]
+        assert ("prox" in said) == (script in EWMA) and ("n-pi" in said) == (script in PPG), said
 
 
 def test_bad_input_as_a_process(tmp_path):
@@ -204,24 +225,7 @@ def test_a_python_without_procgen_gets_one_sentence(script, tmp_path):
     (tmp_path / "procgen.py").write_text("raise ModuleNotFoundError(\"No module named 'procgen'\")\n")
     code, out, err = run(script, env=environment(PYTHONPATH=str(tmp_path)))
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "3.10, 3.11 and 3.12" in err and "procgen" in err
-
-
-@pytest.mark.parametrize("mode, game", [("extreme", "leaper"), ("memory", "heist"), ("exploration", "maze")])
-def test_special_modes_work_where_the_game_has_them(mode, game, tmp_path):
-    flags = [
-        *TINY,
-        "--env-id",
-        game,
-        "--distribution-mode",
-        mode,
-        "--total-timesteps",
-        "32",
-        "--run-dir",
-        tmp_path / "run",
-    ]
-    with command_line("ppo", flags):
-        load("ppo").main()
+    assert "3.12" in err and "procgen" in err
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -234,57 +238,7 @@ def test_help_shows_every_flag_with_its_default(script, capsys):
         text = " ".join(out.split(f"  {flag} ")[1].split("\n  --")[0].split())
         assert f"(default: {default})" in text
     assert all(f"\n{group}:" in out for group in ("run", "environment", "optimisation", "batch size"))
-
-
-def readme_commands():
-    blocks = re.findall(r"```(?:bash|sh|console)?\n(.*?)```", README, re.S)
-    return [line.strip() for block in blocks for line in block.splitlines() if re.match(r"\s*python \w+\.py", line)]
-
-
-def test_readme_commands_have_flags_that_exist():
-    commands = readme_commands()
-    assert commands
-    for command in commands:
-        script, *words = shlex.split(command.split("#")[0])[1:]
-        if script.removesuffix(".py") in SCRIPTS and "--resume" not in words:
-            with command_line(script.removesuffix(".py"), words):
-                load(script.removesuffix(".py")).parse_args()
-    for flag in set(re.findall(r"`(--[a-z][a-z-]+)", README)):
-        assert any(f'"{flag}"' in path.read_text() for path in [*ROOT.glob("*.py"), *ROOT.glob("experiments/*.py")]), (
-            flag
-        )
-
-
-def test_the_first_command_of_the_readme_trains(tmp_path):
-    """The README's own line, only shorter."""
-    (command,) = [x for x in readme_commands() if x.startswith("python ppg_ewma.py --env-id heist --num-envs 64")]
-    words = shlex.split(command)[1:]
-    short = [
-        "--num-steps",
-        "2",
-        "--total-timesteps",
-        "128",
-        "--channels",
-        "2",
-        "2",
-        "2",
-        "--run-dir",
-        str(tmp_path / "x"),
-    ]
-    short += ["--aux-epochs", "0"]
-    result = subprocess.run([sys.executable, *words, *short], cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-
-
-def test_the_diff_in_the_readme_is_the_diff():
-    assert update_readme.BLOCK.findall(README) == [update_readme.diff()]
-
-
-def test_every_file_and_line_that_the_readme_names_exists():
-    for script, name in re.findall(r"`(\w+\.py)`:? `(\w+)`", README):
-        assert re.search(rf"\b(def|class) {name}\b", (ROOT / script).read_text()), (script, name)
-    for path in re.findall(r"\]\((?!http|#)([^)#]+)\)", README):
-        assert (ROOT / path).exists(), path
+    assert script.upper().replace("_", "-") in out and f"python {script}.py --env-id heist --num-envs 64" in out
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -292,23 +246,31 @@ def test_procgen_gets_what_the_flags_say(script, tmp_path):
     class Enough(Exception):
         pass
 
-    flags = "--env-id maze --distribution-mode memory --num-levels 7 --start-level 3 --seed 9 --num-envs 16".split()
+    flags = "--env-id maze --distribution-mode easy --num-levels 7 --start-level 3 --seed 9 --num-envs 16".split()
+    flags += ["--env-threads", "3"]
     with mock.patch.object(load(script), "ProcgenGym3Env", side_effect=Enough) as made:
         with command_line(script, [*flags, "--run-dir", tmp_path / "run"]), pytest.raises(Enough):
             load(script).main()
-    options = {"distribution_mode": "memory", "num_levels": 7, "start_level": 3, "rand_seed": 9}
+    options = {"distribution_mode": "easy", "num_levels": 7, "start_level": 3, "rand_seed": 9, "num_threads": 3}
     made.assert_called_once_with(16, "maze", **options)
 
 
-def test_the_last_100_episodes_are_the_last_100():
-    module = load("ppo")
-    run = object.__new__(module.Run)
-    run.state = SimpleNamespace(recent=[[float(x), 10.0] for x in range(90)], unlogged=[])
-    run.steps, run.total, run.resumed_at, run.started, run.last_iteration, run.last_save = 8, 80, 0, 0, 0, 1e18
-    run.args, run.bar = SimpleNamespace(checkpoint_seconds=0), mock.Mock(disable=False)
-    with mock.patch.object(module.Run, "write_logs"):
-        run.end_iteration(1, {}, [[float(x), 20.0] for x in range(1000, 1030)])
-    (step, stats) = run.state.unlogged[0]
-    assert step == 8 and stats["episodes/return"] == 1014.5 and stats["episodes/length"] == 20
-    assert stats["last_100_episodes/return"] == pytest.approx((sum(range(20, 90)) + sum(range(1000, 1030))) / 100)
-    assert stats["last_100_episodes/length"] == pytest.approx(13)
+def test_the_last_100_episodes_are_the_last_100(tmp_path):
+    """Counted by hand from the episodes of every iteration, over the whole run."""
+    module, ended = load("ppo"), []
+    count = module.Run.count_episodes
+
+    def recording(run, reward, first):
+        before = len(run.ended)
+        count(run, reward, first)
+        ended.extend((run.state.iteration + 1, *episode) for episode in run.ended[before:])
+
+    flags = [*TINY, "--env-id", "bossfight", "--num-envs", "16", "--num-steps", "64", "--total-timesteps", "16384"]
+    with mock.patch.object(module.Run, "count_episodes", recording):
+        train("ppo", tmp_path, *flags, "--epochs", "1", "--channels", "1", "1", "1")
+    assert len(ended) > 150  # more than are averaged over
+    logs = curves(tmp_path)
+    for tag, column in [("episode/return_last_100", 1), ("episode/steps_last_100", 2)]:
+        for step, value in logs[tag]:
+            window = [x[column] for x in ended if x[0] <= step // 1024][-100:]
+            assert value == pytest.approx(sum(window) / len(window), rel=1e-5)

@@ -2,10 +2,12 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+
 from helpers import EWMA, SCRIPTS, load
 
 all_scripts = pytest.mark.parametrize("module", [load(name) for name in SCRIPTS], ids=SCRIPTS)
@@ -77,7 +79,7 @@ def test_advantage_moments_are_weighted_by_count_and_age(module, span):
     beta = (span - 1) / (span + 1)
     moments = torch.zeros(3, dtype=torch.float64)
     for i, batch in enumerate(batches):
-        moments, mean, std = module.update_moments(moments, torch.tensor(batch).float(), span)
+        moments, mean, std = module.update_moments(moments, torch.tensor(batch).float(), beta)
         weights = np.concatenate([np.full(b.size, beta ** (i - j)) for j, b in enumerate(batches[: i + 1])])
         x = np.concatenate([b.ravel() for b in batches[: i + 1]])
         expected_mean = (weights * x).sum() / weights.sum()
@@ -154,19 +156,20 @@ def test_value_loss_with_and_without_clipping(module):
 @pytest.mark.parametrize("decay", [0, 0.5, 8 / 9, 1])
 def test_ewma_is_the_explicit_weighted_mean_from_the_first_step_on(module, decay):
     policy = torch.nn.Linear(3, 2).double()
-    prox, weights = torch.nn.Linear(3, 2).double(), (1.0, 0.0)
+    prox = torch.nn.Linear(3, 2).double().requires_grad_(False)
     prox.load_state_dict(policy.state_dict())
+    state = SimpleNamespace(prox=prox, prox_weight=1.0, prox_com=0.0)
     history = [policy.weight.detach().clone()]
     for _ in range(12):
         with torch.no_grad():
             policy.weight.add_(torch.randn(2, 3).double())
         history.append(policy.weight.detach().clone())
-        weights = module.update_ewma(prox, policy, *weights, decay)
+        module.update_ewma(state, policy, decay)
         shares = np.array([float(decay) ** k for k in range(len(history))])  # newest first; 0 ** 0 is 1
         mean = sum(share * theta for share, theta in zip(shares, reversed(history), strict=True)) / shares.sum()
         close(prox.weight.detach(), mean, 1e-12)
-        close(weights[0], shares.sum(), 1e-12)
-        close(weights[1], (shares * np.arange(len(shares))).sum() / shares.sum(), 1e-12)
+        close(state.prox_weight, shares.sum(), 1e-12)
+        close(state.prox_com, (shares * np.arange(len(shares))).sum() / shares.sum(), 1e-12)
     if decay == 0:
         assert torch.equal(prox.weight, policy.weight)
 
@@ -216,7 +219,7 @@ def test_importance_cap_and_its_gradient():
 )
 def test_minibatches_hold_whole_rollouts_or_chunks_of_one(module, envs, steps, count):
     rows = module.minibatches(envs, steps, count)
-    assert module.splits_evenly(envs, steps, count)
+    assert count in module.even_splits(envs, steps)
     assert sorted(rows.flatten().tolist()) == list(range(envs * steps))
     assert rows.shape == (count, envs * steps // count)
     for rollout in rows.view(envs, steps):  # one environment after the other, each with its steps in order
@@ -246,4 +249,4 @@ def test_which_splits_come_out_even(module):
     for envs, steps, count in itertools.product([1, 2, 3, 4, 6], [1, 4, 6], [1, 2, 3, 4, 6, 8]):
         whole = envs % count == 0
         chunks = count % envs == 0 and steps % (count // envs) == 0
-        assert module.splits_evenly(envs, steps, count) == (whole or chunks), (envs, steps, count)
+        assert (count in module.even_splits(envs, steps)) == (whole or chunks), (envs, steps, count)

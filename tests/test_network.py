@@ -1,12 +1,12 @@
 """The IMPALA network: its size, its initial scale, and what its parts see."""
 
 import math
-from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import PPG, SCRIPTS, load
+
+from helpers import PPG, SCRIPTS, float64, load
 
 
 def agent_of(script, channels=(16, 32, 32), arch="dual"):
@@ -58,7 +58,7 @@ def test_forward_pass_against_the_functional_form(script):
 
     def trunk(weights):
         weights = iter(weights)
-        x = (obs.float() / 255).double().permute(0, 3, 1, 2)
+        x = obs.double().permute(0, 3, 1, 2) / 255
 
         def conv(x):
             return F.conv2d(x, next(weights), next(weights), padding=1)
@@ -69,17 +69,12 @@ def test_forward_pass_against_the_functional_form(script):
                 x = x + conv(F.relu(conv(F.relu(x))))
         return F.relu(F.linear(F.relu(x.reshape(3, -1)), next(weights), next(weights)))
 
-    with mock_float(), torch.no_grad():
+    with float64(), torch.no_grad():
         logits, value = agent(obs)
         features = trunk(agent.trunk.parameters())
         value_features = trunk(agent.value_trunk.parameters()) if script in PPG else features
-        assert torch.allclose(logits, F.linear(features, *agent.policy_head.parameters()), atol=1e-6)
-        assert torch.allclose(value, F.linear(value_features, *agent.value_head.parameters())[:, 0], atol=1e-6)
-
-
-def mock_float():
-    """Let the network's .float() of the frames give float64, to compare in that precision."""
-    return mock.patch.object(torch.Tensor, "float", lambda x: x.to(torch.float32).double())
+        assert torch.allclose(logits, F.linear(features, *agent.policy_head.parameters()), atol=1e-12)
+        assert torch.allclose(value, F.linear(value_features, *agent.value_head.parameters())[:, 0], atol=1e-12)
 
 
 @pytest.mark.parametrize("script", PPG)
@@ -87,7 +82,7 @@ def mock_float():
 def test_value_loss_leaves_the_policy_alone_and_the_auxiliary_head_does_not(script, arch):
     agent = agent_of(script, (2, 3, 4), arch)
     obs = torch.randint(256, (2, 64, 64, 3), dtype=torch.uint8)
-    logits, value, aux_value = agent.with_auxiliary_value(obs)
+    logits, value, aux_value = agent.with_aux_value(obs)
     assert torch.equal(logits, agent(obs)[0]) and torch.equal(value, agent(obs)[1])
 
     def touched(loss):

@@ -10,8 +10,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import EWMA, PPG, SCRIPTS, float64, load, train
 from procgen import ProcgenGym3Env
+
+from helpers import EWMA, PPG, SCRIPTS, float64, load, train
 
 N, T, ITERATIONS = 4, 6, 4
 GAMMA, LAMBDA, EPS, LR, AUX_LR = 0.97, 0.9, 0.02, 1e-3, 2e-3
@@ -167,7 +168,7 @@ class Oracle:
             order = torch.randperm(len(obs)).tolist()
             for k in range(0, len(order), self.aux_rollouts):
                 i = order[k : k + self.aux_rollouts]
-                logits, value, aux_value = self.agent.with_auxiliary_value(obs[i].flatten(0, 1))
+                logits, value, aux_value = self.agent.with_aux_value(obs[i].flatten(0, 1))
                 error = sum(0.5 * ((v - target[i].flatten()) ** 2).mean() for v in (value, aux_value))
                 self.aux_adam.step(error + 0.7 * kl(stored[i].flatten(0, 1), logits.log_softmax(-1)))
         self.buffer, self.history = [], [self.policy_weights()]

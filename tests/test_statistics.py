@@ -5,15 +5,16 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import ROOT
 from scipy.stats import mannwhitneyu, norm
 
+from helpers import ROOT
+
 sys.path.insert(0, str(ROOT / "experiments"))
-from stats import (  # noqa: E402
+from lab.inference import (  # noqa: E402
+    bootstrap_interval,
     how_far_apart,
     interquartile_mean,
     mean_difference,
-    stratified_interval,
     van_elteren,
 )
 
@@ -86,15 +87,15 @@ def test_interquartile_mean_is_the_mean_of_the_middle_half():
 
 def test_the_bootstrap_draws_within_games():
     """Runs that agree within each game leave nothing to chance, however much the games differ."""
-    assert stratified_interval([np.full(3, 0.1), np.full(3, 0.9)]) == pytest.approx((0.5, 0.5))
-    assert stratified_interval([np.array([0.1]), np.array([0.2, 0.3])]) is None
+    assert bootstrap_interval([np.full(3, 0.1), np.full(3, 0.9)], interquartile_mean) == pytest.approx((0.5, 0.5))
+    assert bootstrap_interval([np.array([0.1]), np.array([0.2, 0.3])], interquartile_mean) is None
 
 
 def test_the_bootstrap_interval_is_that_of_all_resamples():
     games = [np.array([0.13, 0.42, 0.8, 0.91]), np.array([0.3, 0.61, 0.77])]
     draws = itertools.product(*(itertools.product(game, repeat=len(game)) for game in games))
     low, high = np.quantile([interquartile_mean(*map(np.array, draw)) for draw in draws], [0.025, 0.975])
-    assert stratified_interval(games, resamples=20_000) == pytest.approx((low, high), abs=0.02)
+    assert bootstrap_interval(games, interquartile_mean, resamples=20_000) == pytest.approx((low, high), abs=0.02)
 
 
 def test_mean_difference_is_taken_game_by_game():
@@ -114,3 +115,12 @@ def test_how_far_apart_is_counted_over_all_ways_to_deal_out_the_runs(samples):
     observed, p = how_far_apart(samples)
     assert observed == pytest.approx(distance(runs))
     assert 0.05 < p < 0.9 and p == pytest.approx(np.mean(all_distances >= observed - 1e-12))
+
+
+def test_the_p_of_four_sizes_and_three_seeds_is_exact():
+    """Of all 15,400 ways to deal out 12 runs to 4 sizes, 10 are as far apart: the middle six may be dealt anyhow."""
+    samples = [[0.0, 0.1, 0.2], [1.0, 1.1, 1.2], [2.0, 2.1, 2.2], [9.0, 9.1, 9.2]]
+    distance, p = how_far_apart(samples)
+    assert distance == pytest.approx(9) and p == pytest.approx(10 / 15_400)
+    many = [np.arange(6) + 100 * place for place in range(5)]  # too many ways to count: drawn at random, and never 0
+    assert how_far_apart(many)[1] == pytest.approx(1 / 9999)

@@ -1,18 +1,291 @@
-"""Put the present diff of ppo.py and ppo_ewma.py into the README: python tests/update_readme.py"""
+"""Compute what the Markdown files quote, and put it there: python tests/update_readme.py
 
+Two marks in the text say what is quoted; words around them are free:
+  <!-- quote: NAME -->   the lines up to <!-- end --> are BLOCKS[NAME]()
+  0.6<!-- NAME -->       the number before the mark is numbers()[NAME]
+test_texts.py checks that nothing would change.
+"""
+
+import argparse
+import json
+import os
 import re
 import subprocess
+import sys
+import textwrap
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
-ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"(?<=```diff\n).*?(?=```)", re.S)
+import numpy as np
+import pandas as pd
+
+from helpers import ROOT, SCRIPTS, load, parse
+
+sys.path.insert(0, str(ROOT / "experiments"))
+from lab.catalogue import runs_of  # noqa: E402
+from lab.reporting import apart, difference_cells, differences, overview, strata_of, table  # noqa: E402
+from lab.runs import Results  # noqa: E402
+
+FILES = [ROOT / name for name in ("README.md", "REFERENCE.md", "results/README.md", "experiments/README.md")]
+RESULTS = ROOT / "results"
+BLOCK = re.compile(r"(<!-- quote: ([\w -]+) -->\n)((?:(?!<!-- ).)*)(<!-- end -->)", re.S)
+BOOKKEEPING = r'\s*($|"""|stats\[|state.prox_com = )'  # in the idea, left out
+NUMBER = re.compile(r"([-\d][\d.,e%-]*)<!-- ([\w -]+) -->")
+
+results = cache(lambda name: Results.of_csv(name, RESULTS))
 
 
-def diff():
-    command = ["diff", "-u", "--label", "ppo.py", "--label", "ppo_ewma.py", "ppo.py", "ppo_ewma.py"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+# The scripts
+
+
+def diff(*flags):
+    command = ["diff", *flags, "--label", "ppo.py", "--label", "ppo_ewma.py", "ppo.py", "ppo_ewma.py"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.rstrip("\n")
+
+
+def fenced(text, language=""):
+    return f"```{language}\n{text}\n```"
+
+
+def idea():
+    """The hunks that carry the idea, each without its indentation."""
+    hunks = [x.split("\n", 1)[1] for x in ("\n" + diff("-U0")).split("\n@@ ")[1:]]
+    parts = []
+    for key in ("-logprobs_prox = ", "+logp_behav = ", "+update_ewma(state, policy, ", "+def update_ewma("):
+        for hunk in hunks:
+            lines = [line for line in hunk.split("\n") if not re.match(BOOKKEEPING, line[1:])]
+            code = textwrap.dedent("\n".join(line[1:] for line in lines)).split("\n")
+            shown = [line[0] + text for line, text in zip(lines, code, strict=True)]
+            if any(line.startswith(key) for line in shown):
+                parts.append("\n".join(shown))
+    return fenced("\n\n".join(parts), "diff")
+
+
+def adjustments():
+    """What a run prints about the batch size."""
+    script, words = "ppg_ewma", ["--env-id", "heist", "--num-envs", "64", "--run-dir", str(ROOT)]
+    module, (args, used) = load(script), parse(script, *words)
+    agent = module.Agent(args.channels, args.arch)
+    state = SimpleNamespace(iteration=0, agent=agent, buffer=module.AuxiliaryBuffer(args))
+    steps = args.num_envs * args.num_steps
+    run = {"args": args, "used": used, "state": state, "folder": args.run_dir, "steps": steps, "resumed": False}
+    run |= {"device": next(agent.parameters()).device, "num_iterations": -(-args.total_timesteps // steps)}
+    lines = list(module.announcement(SimpleNamespace(**run)))
+    start = next(n for n, line in enumerate(lines) if line.startswith("adjusted to the batch size"))
+    end = next(n for n, line in enumerate(lines) if n > start and not line.startswith("  "))
+    return fenced("\n".join(lines[start:end]))
+
+
+def parser_of(script):
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    load(script).add_flags(parser)
+    return parser
+
+
+def flags():
+    """All flags of the five scripts, by group; a flag that not all have names those that have it."""
+    rows, parsers = {}, {script: parser_of(script) for script in SCRIPTS}
+    for script, parser in parsers.items():
+        for group in parser._action_groups[2:]:
+            for action in group._group_actions:
+                name = action.option_strings[0]
+                default = action.default
+                if name == "--env-threads":
+                    default = "number of cores"
+                elif isinstance(default, list):
+                    default = " ".join(map(str, default))
+                elif action.nargs == 0:
+                    default = "on" if default else "off"
+                choices = "" if action.choices is None or len(action.choices) > 10 else ", ".join(action.choices)
+                row = rows.setdefault((group.title, name), [[], default, set(), action.help])
+                row[0].append(script)
+                row[2] |= set(choices.split(", ")) - {""}
+    parts = []
+    for title in dict.fromkeys(title for title, _ in rows):
+        lines = []
+        for (group, name), (scripts, default, choices, text) in rows.items():
+            if group == title:
+                default = "" if default in (None, "") else f"`{default}`"
+                offered = ", ".join(f"`{x}`" for x in sorted(choices))
+                where = "all" if len(scripts) == len(SCRIPTS) else ", ".join(f"`{x}.py`" for x in scripts)
+                lines.append([f"`{name}`", default, offered, text.replace("|", "\\|").replace("<", "&lt;"), where])
+        parts.append(
+            f"### {title[0].upper()}{title[1:]}\n\n" + table(["flag", "default", "choices", "what", "in"], lines)
+        )
+    return "\n\n".join(parts)
+
+
+# The results
+
+
+def learning():
+    return (RESULTS / "learning.md").read_text().strip()
+
+
+def play():
+    rows = []
+    for played in json.loads((RESULTS / "play.json").read_text())["results"]:
+        mean = np.mean([episode["return"] for episode in played["episodes"]])
+        interval = f"{played['return']['low']:.1f} to {played['return']['high']:.1f}"
+        rows.append([played["policy"], played["levels"], len(played["episodes"]), f"{mean:.1f}", interval])
+    return table(["policy", "levels", "episodes", "mean return", "95% interval"], rows)
+
+
+def staleness_differences():
+    rows, runs = [], results("staleness")
+    for other in ("recent", "behavior"):
+        cells = [f"decoupled minus {other}"]
+        for column in ("final_return", "mean_return"):
+            strata = []
+            for age in runs.values("decoupled")[1:]:
+                strata += strata_of(runs.final("decoupled", age, column), runs.final(other, age, column))
+            cells += difference_cells(strata, 1)
+        rows.append(cells)
+    header = ["staleness 1 to 16 together", "at the end", "95% interval", "over the whole run", "95% interval"]
+    return table(header, rows)
+
+
+def batch_size_differences():
+    runs, sizes = results("batch-size"), ("all", "no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-ewma")
+    pairs = [([f"{x}: 64 minus 1"], (x, "64"), (x, "1")) for x in sizes]
+    pairs += [(["1 env. without the age adjusted, minus same-age"], ("no-ewma-adjustment", "1"), ("same-age", "1"))]
+    pairs += [(["ppg-ewma: 64 minus 4"], ("ppg-ewma", "64"), ("ppg-ewma", "4"))]
+    pairs += [(["ppg-ewma minus ppg-ewma-no-n-pi: 4"], ("ppg-ewma", "4"), ("ppg-ewma-no-n-pi", "4"))]
+    return differences(runs, ["environments"], pairs, ("final_return", "mean_return"), 1)
+
+
+def ewma_differences():
+    old, pairs = ("as-old-as-ppo", "ppo-ewma"), []
+    for first, second in [("ppo-ewma", "ppo"), ("ppg-ewma", "ppg")]:
+        pairs.append(([f"{first} minus {second}"], ("algorithms", first), ("algorithms", second)))
+    for other in ("ppo", "ppo-ewma"):
+        pairs.append(([f"ppo-ewma as-old-as-ppo, minus {other}"], old, ("algorithms", other)))
+    columns = ("final_normalised_return", "mean_normalised_return")
+    return differences(results("ewma"), ["normalised return"], pairs, columns)
+
+
+def speed():
+    return (RESULTS / "throughput.md").read_text().split("\n\n")[1]
+
+
+BLOCKS = {
+    "diff": lambda: fenced(diff("-U0"), "diff"),
+    "idea": idea,
+    "adjustments": adjustments,
+    "flags": flags,
+    "learning": learning,
+    "play": play,
+    "staleness returns": lambda: overview(results("staleness"), "final_return"),
+    "staleness over the whole run": lambda: overview(results("staleness"), "mean_return"),
+    "staleness differences": staleness_differences,
+    "batch-size returns": lambda: overview(results("batch-size"), "final_return"),
+    "batch-size distances": lambda: apart(
+        results("batch-size"), ["all", "no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-ewma"]
+    )[1],
+    "batch-size differences": batch_size_differences,
+    "ewma returns": lambda: overview(results("ewma"), "final_return"),
+    "ewma differences": ewma_differences,
+    "speed": speed,
+}
+
+
+@cache
+def numbers():
+    """What sentences quote, by name."""
+    found, names = {}, ("staleness", "batch-size", "ewma")
+    for name in names:
+        found |= {f"{name} runs": len(results(name).runs), f"{name} hours": f"{results(name).hours:.1f}"}
+    hours = sum(results(name).hours for name in names)
+    found |= {"all runs": sum(len(results(name).runs) for name in names)}
+    found |= {"all hours": f"{hours:.1f}", "all hours on two": f"{hours / 2:.1f}"}
+
+    ours, paper = (results("staleness").runs[0].flags, runs_of("staleness", "paper")[0].flags)
+    found["steps"] = f"{ours['total-timesteps']:,}"
+    found["times shorter"] = f"{paper['total-timesteps'] / ours['total-timesteps']:.0f}"
+    stale = [8 * x["num-envs"] * x["num-steps"] / x["total-timesteps"] for x in (ours, paper)]
+    found |= {"staleness 8 here": f"{stale[0]:.0%}", "staleness 8 in the paper": f"{stale[1]:.1%}"}
+
+    runs = results("staleness").rows.astype({"value": int}).groupby(["variant", "value"])
+    final, clipped = runs["final_return"].mean(), runs["clip_fraction"].median()
+    for age in (1, 2, 4, 16):
+        found[f"staleness lost {age}"] = f"{1 - final['decoupled', age] / final['decoupled', 0]:.0%}"
+    aged = clipped["behavior"].drop(0)
+    found |= {"behavior clipped from": f"{aged.min():.0%}", "behavior clipped to": f"{aged.max():.0%}"}
+    found["fresh clipped"] = f"{clipped['decoupled', 0]:.0%}"
+
+    steps = [x.flags["num-envs"] * x.flags["num-steps"] for x in results("batch-size").runs if x.variant == "all"]
+    total, minibatches = results("batch-size").runs[0].flags["total-timesteps"], parse("ppo")[0].num_minibatches
+    found |= {"most steps": f"{max(steps):,}", "fewest steps": min(steps)}
+    found["fewest updates"] = f"{minibatches * total // max(steps):,}"
+    found["most updates"] = f"{minibatches * total // min(steps):,}"
+    runs = results("batch-size").rows.astype({"value": int}).groupby(["variant", "value"])
+    whole, clipped = runs["mean_return"].mean(), runs["clip_fraction"].median()
+    swing = runs["advantage_swing"].median()
+    later = results("batch-size").rows.query("seed > 1").groupby(["variant", "value"])["final_return"].mean()
+    later = later.groupby("variant").agg(np.ptp)
+    others = later[["no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-ewma"]]
+    found |= {"apart later all": f"{later['all']:.1f}"}
+    found |= {"apart later least": f"{others.min():.1f}", "apart later most": f"{others.max():.1f}"}
+    for size in (4, 1):
+        found[f"behind {size}"] = f"{1 - whole['all', size] / whole['all', 64]:.0%}"
+    for variant, size in [("all", 64), ("all", 1), ("no-ewma-adjustment", 1), ("no-step-size", 1)]:
+        found[f"clipped {variant} {size}"] = f"{clipped[variant, size]:.0%}"
+    found["clipped no-ewma 1"] = f"{clipped['no-ewma', 1]:.1%}"
+    found["swing"] = f"{swing['no-adv-norm', 1]:.0f}"
+    rows = BLOCKS["batch-size distances"]().split("\n")[2:]
+    found |= {f"p {row.split(' | ')[0][2:]}": row.split(" | ")[2] for row in rows}
+
+    epochs, ours = parse("ppo")[0].epochs, results("ewma").runs[0].flags["epochs"]
+    ages = [np.mean(np.arange(x * minibatches)) for x in (epochs, ours)]  # of PPO's old policy, over an iteration
+    found |= {"age of old": f"{ages[0]:.1f}", "age of old here": f"{ages[1]:.1f}"}
+    found["prox-com"] = f"{parse('ppo_ewma')[0].prox_com:.0f}"
+
+    seconds = results("ewma").all_rows.query("value == 'ppo-ewma' and game == 'starpilot'")["seconds"]
+    found["minutes"] = f"{seconds.median() / 60:.0f}"
+
+    played = json.loads((RESULTS / "play.json").read_text())["results"]
+    (random,) = [x["return"]["mean"] for x in played if (x["policy"], x["levels"]) == ("random", "training")]
+    runs = pd.read_csv(RESULTS / "learning.csv").query("label == 'PPO-EWMA, small'").groupby("run")["return"]
+    found |= {"random play": f"{random:.1f}", "laptop return": f"{runs.last().mean():.0f}"}
+
+    args, _ = parse("ppg_ewma")
+    frame = np.prod(load("ppo").FRAME)
+    iteration = args.num_envs * args.num_steps * frame / 1e9
+    found |= {"iteration GB": f"{iteration:.1f}", "phase GB": f"{args.n_pi * iteration:.1f}"}
+    found |= {"staleness 64 GB": f"{64 * iteration:.1f}", "reference": args.reference_num_envs}
+
+    measured = (RESULTS / "throughput.md").read_text()
+    speeds = pd.read_csv(RESULTS / "throughput.csv").set_index("name")
+    found["ewma time"] = f"{speeds['time_over_base']['ppo_ewma']:.2f}"
+    fraction = speeds["rollout_fraction"]
+    found |= {"in passes from": f"{fraction.min():.0%}", "in passes to": f"{fraction.max():.0%}"}
+    drift = re.search(r"matrix multiplication [\d,]+ \((\d+) to (\d+)\) GFLOP/s", measured)
+    found |= {"gemm from": drift[1], "gemm to": drift[2]}
+    found["procgen alone"] = re.search(r"environments alone ([\d,]+) \(", measured)[1]
+    for envs, rate in re.findall(r"(\d+) environments (\d+) steps/s", measured):
+        found[f"ppo speed {envs}"] = rate
+    model = (RESULTS / "throughput_model.md").read_text()
+    for script in ("ppo", "ppg_ewma"):
+        rate = int(re.search(rf"\| {script} \| RTX 4090 \| ([\d,]+)", model)[1].replace(",", ""))
+        found[f"{script} on a 4090"] = f"{round(rate, 1 - len(str(rate)) + 1):,}"
+        found[f"{script} hours on a 4090"] = f"{args.total_timesteps / rate / 3600:.0f}"
+    profile = (RESULTS / "throughput_profile.md").read_text()
+    found["pass speed"] = re.search(r"the whole pass (\d+%) of it", profile)[1]
+    found["product speed"] = re.search(r"dense layers alone: (\d+%)", profile)[1]
+    gradients = re.search(r"convolution, gradient \| [\d.]+ \| (\d+%) \| \d+ \| (\d+%)", profile)
+    found |= {"gradient share": gradients[1], "gradient speed": gradients[2]}
+    return {name: str(x) for name, x in found.items()}
+
+
+def updated(text):
+    text = BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}\n{found[4]}", text)
+    return NUMBER.sub(lambda found: f"{numbers()[found[2]]}<!-- {found[2]} -->", text)
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(BLOCK.sub(lambda _: diff(), readme.read_text(), count=1))
+    os.chdir(ROOT)
+    for path in map(Path, FILES):
+        before = path.read_text()
+        path.write_text(updated(before))
+        print(f"{path.relative_to(ROOT)}: {'updated' if path.read_text() != before else 'as it was'}")

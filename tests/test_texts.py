@@ -1,0 +1,329 @@
+"""The Markdown files: numbers, tables, commands, names and links are right. Words are free.
+
+What is quoted is marked in the text; update_readme.py says how, and brings it up to date. Numbers without a mark are
+those listed in FREE below.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+
+import imageio.v3 as iio
+import numpy as np
+import pandas as pd
+import pytest
+
+import update_readme
+from helpers import PPG, ROOT, SCRIPTS, checkpoint, command_line, curves, load, tiny, train
+
+sys.path.insert(0, str(ROOT / "experiments"))
+import throughput  # noqa: E402
+from lab.reporting import report  # noqa: E402
+from lab.runs import Results  # noqa: E402
+
+RESULTS = ROOT / "results"
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in ROOT.glob("[!.]*/*.md")}
+PAGES |= {path.name: path.read_text() for path in ROOT.glob("*.md")}
+README = PAGES["README.md"]
+COMMENT = re.compile(r"<!--.*?-->", re.S)
+FENCE = re.compile(r"^```.*?^```$", re.S | re.M)
+
+# Numbers that do not come from results: settings, versions, sections of the paper. By how often a page has them.
+FREE = {
+    "README.md": {
+        1: "3.10 3.11 3.12 3.2 5.1 6.2 8 4090",
+        2: "0 3 16 256",
+        3: "1 2",
+        4: "64 100",
+        5: "4",
+    },
+    "REFERENCE.md": {
+        1: "1% 2 10% 10 129 130 143",
+        2: "0 1",
+        3: "100",
+    },
+    "results/README.md": {
+        1: "1.8 6.2 10 50 95%",
+        2: "13 100 256",
+        3: "0",
+        4: "2 3 8",
+        7: "16",
+        8: "1",
+        9: "4",
+        12: "64",
+    },
+    "experiments/README.md": {
+        1: "2 6 7 9 10 13 15 17 20 50 9,999 15,400 100,000 114,688",
+        2: "6.2 18 100",
+        3: "0 3 4 16 256",
+        4: "5",
+        5: "1 64",
+    },
+}
+
+
+# Numbers and tables
+
+
+@pytest.mark.parametrize("path", update_readme.FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_quoted_is_up_to_date(path):
+    text = path.read_text()
+    assert text.count("<!-- quote: ") == len(update_readme.BLOCK.findall(text))
+    assert text == update_readme.updated(text), "python tests/update_readme.py mends it"
+
+
+def unmarked_numbers(text):
+    """Numbers outside of marks, code and addresses."""
+    text = update_readme.BLOCK.sub("", text)
+    text = update_readme.NUMBER.sub("", text)
+    for pattern in (COMMENT, FENCE, re.compile(r"\]\([^)]*\)"), re.compile(r"`[^`\n]+`"), re.compile(r"<[^>]+>")):
+        text = pattern.sub(" ", text)
+    text = re.sub(r"^\d+\. ", "", text, flags=re.M)  # of a list
+    return Counter(re.findall(r"(?<![\w.])\d[\d,.]*(?<![,.])%?", text))
+
+
+@pytest.mark.parametrize("page", ["README.md", "REFERENCE.md", "results/README.md", "experiments/README.md"])
+def test_every_other_number_is_a_known_one(page):
+    """If it comes from results, mark it; if not, list it in FREE."""
+    found = unmarked_numbers(PAGES[page])
+    listed = Counter({number: times for times, line in FREE[page].items() for number in line.split()})
+    assert found == listed, f"not listed: {dict(found - listed)}; not found: {dict(listed - found)}"
+
+
+@pytest.mark.parametrize("name, runs", [("staleness", 48), ("ewma", 45), ("batch-size", 72)])
+def test_an_experiment_is_complete_and_its_report_follows_from_its_tables(name, runs):
+    results = Results.of_csv(name, RESULTS)
+    assert results.finished == len(results.runs) == runs
+    assert report(results) == (RESULTS / f"{name}.md").read_text()
+
+
+def test_the_table_of_learning_follows_from_the_curves():
+    rows = [row.split(" | ") for row in (RESULTS / "learning.md").read_text().replace("| ", "", 1).splitlines()[2:]]
+    curves_of = pd.read_csv(RESULTS / "learning.csv"), pd.read_csv(RESULTS / "authors_ppo.csv", comment="#")
+    for name, *cells in rows:
+        label = name.removeprefix("| ")
+        table = curves_of[0][curves_of[0]["label"] == label] if "authors" not in label else curves_of[1]
+        runs = [run.sort_values("step") for _, run in table.groupby("run")]
+        assert len(runs) == (2 if "authors" in label else 3)
+        for step, cell in zip((10e3, 40e3, 80e3, 120e3), cells, strict=False):
+            if cell.strip():
+                mine = [np.interp(step, run["step"], run["return"]) for run in runs]
+                assert [float(x) for x in cell.split(" / ")] == pytest.approx(mine, abs=0.051)
+
+
+def test_every_algorithm_has_three_seeds_and_learns():
+    learning = pd.read_csv(RESULTS / "learning.csv")
+    for _, runs in learning.groupby("label"):
+        assert runs["run"].nunique() == 3
+        for _, curve in runs.groupby("run"):
+            assert curve["return"].iloc[-10:].mean() > 5 + curve["return"].iloc[:5].mean()
+
+
+def test_the_table_of_speeds_follows_from_its_csv():
+    speeds = pd.read_csv(RESULTS / "throughput.csv")
+    table = update_readme.speed()
+    numbers = [re.findall(r"[\d.]+", text) for text in (table, throughput.markdown(speeds.to_dict("records")))]
+    printed, of_csv = (list(map(float, words)) for words in numbers)
+    assert of_csv == pytest.approx(printed, rel=0.01)  # the CSV has four digits, rounded once more here
+    assert speeds.set_index("name")["time_over_base"]["ppg_ewma"] == pytest.approx(1, abs=0.005)
+
+
+# What results/README.md says in words about the results. If one of these fails, read that page again.
+
+
+def test_the_words_on_batch_size():
+    results = Results.of_csv("batch-size", RESULTS)
+    rows = results.rows.astype({"value": int})
+    ablations = ["no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-ewma"]
+    p = {name: float(update_readme.numbers()[f"p {name}"]) for name in ["all", *ablations]}
+    assert p["all"] > 0.5  # end alike
+    assert max(p["no-step-size"], p["no-adv-norm"]) < 0.05 < min(p["no-ewma-adjustment"], p["no-ewma"])
+    spread = rows.groupby(["seed", "variant"])["final_return"].agg(np.ptp).unstack()
+    assert len(spread) == 3 and all(spread["all"] < spread[ablations].min(axis=1))  # nearer in each seed
+    final = rows.groupby(["variant", "value"])["final_return"].mean()
+    assert final["no-adv-norm", 1] < 1 < final["no-step-size", 1] < final["all", 1]  # hardly learns, suffers
+    for variant in ("no-ewma-adjustment", "no-ewma"):  # learn more; one run of three with 4 environments does not
+        assert final[variant, 1] > final["all", 1] + 2
+        four = rows[(rows["variant"] == variant) & (rows["value"] == 4)]["final_return"]
+        assert (four < 2.5).sum() == 1 and (four > 6).sum() == 2
+    assert final["no-ewma-adjustment", 1] > final["same-age", 1] + 5
+    assert abs(final["ppg-ewma", 64] - final["ppg-ewma", 4]) < 0.5
+    clipped = rows[rows["value"] == 1].set_index("variant")["clip_fraction"]
+    assert 0.01 < clipped["no-step-size"].median() < 0.1 and (clipped["no-ewma"] < 0.005).sum() == 1  # the advice
+
+
+def test_the_words_on_stale_data():
+    results = Results.of_csv("staleness", RESULTS)
+    runs = results.all_rows.astype({"value": int}).set_index(["variant", "value", "seed"]).sort_index()
+    final, whole, ages = runs["final_return"], runs["mean_return"], (1, 2, 4, 8, 16)
+    played = json.loads((RESULTS / "play.json").read_text())["results"]
+    (random,) = [x["return"]["mean"] for x in played if (x["policy"], x["levels"]) == ("random", "training")]
+    assert (final["recent"].loc[[8, 16]] < 0.05).all() and (final["recent", 4] < random).sum() == 1  # collapse
+    assert final["behavior"].min() > random  # does not
+    assert all(whole["decoupled", age].mean() > whole["behavior", age].mean() for age in ages)
+    assert [age for age in ages if whole["decoupled", age].min() > whole["behavior", age].max()] == [2, 4, 8, 16]
+    assert all(whole["decoupled", age].mean() > whole["recent", age].mean() for age in (4, 8, 16))
+    points = results.all_points.astype({"value": int})
+    points = points[(points["variant"] == "decoupled") & (points["value"] >= 8)].groupby(["value", "seed"])["return"]
+    fallen = points.apply(lambda curve: curve.max() > 3.5 and curve.loc[curve.idxmax() :].min() < 0.5)
+    assert fallen.sum() == 5 and len(fallen) == 6  # most rise, and fall back to nothing
+    cells = update_readme.staleness_differences().splitlines()
+    assert cells[2].split(" | ")[2].startswith("0.") and cells[3].split(" | ")[2].startswith("-")  # above; not shown
+
+
+def test_the_words_on_ewma():
+    rows = [row.split(" | ") for row in update_readme.ewma_differences().splitlines()[2:]]
+    low = np.array([[float(row[n].split(" to ")[0]) for n in (2, 4)] for row in rows])
+    high = np.array([[float(row[n].split(" to ")[1].rstrip(" |")) for n in (2, 4)] for row in rows])
+    assert ((low < 0) & (high > 0)).tolist() == [[True, False], [True, False], [True, True], [False, False]]
+    assert (high[:2, 1] < 0).all() and (low[3] > 0).all()  # behind on the way; of PPO's age: above PPO-EWMA
+    runs = Results.of_csv("ewma", RESULTS).all_rows
+    means = runs[runs["variant"] == "algorithms"].groupby(["game", "value"])["mean_return"].mean().unstack()
+    assert (means["ppo-ewma"] < means["ppo"]).all() and (means["ppg-ewma"] < means["ppg"]).all()
+    ages = {run.flags["prox-com"] for run in Results.of_csv("ewma", RESULTS).runs if run.variant == "as-old-as-ppo"}
+    assert ages == {float(update_readme.numbers()["age of old here"])}
+
+
+def test_the_clip_is_small_and_moves():
+    assert (RESULTS / "play.gif").stat().st_size < 2e6
+    frames = iio.imread(RESULTS / "play.gif")
+    assert len(frames) > 20 and frames.shape[1:3] == (576, 576)
+    assert (frames[0] != frames[-1]).mean() > 0.1
+
+
+# Commands, flags and names
+
+
+def commands(text):
+    """The lines of code blocks that run Python."""
+    blocks = re.findall(r"```(?:bash|sh|console)?\n(.*?)```", COMMENT.sub("", text), re.S)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    lines = [re.sub(r"^(for .*; do|uv run) ", "python " if line.startswith("uv") else "", line) for line in lines]
+    return [line for line in lines if re.match(r"(\S*/)?python (\w+/)?\w+\.py", line)]
+
+
+def test_commands_have_flags_that_exist():
+    found = [command for text in PAGES.values() for command in commands(text)]
+    assert len(found) > 15
+    for command in found:
+        script, *words = shlex.split(command.split("#")[0].split(";")[0].split(" > ")[0])[1:]
+        if script.startswith("my_"):  # what a patch makes
+            continue
+        assert (ROOT / script).exists(), command
+        name = script.removesuffix(".py")
+        if name in SCRIPTS and "--resume" not in words and not any("$" in word for word in words):
+            with command_line(name, words):
+                load(name).parse_args()
+        elif name not in SCRIPTS:
+            source = (ROOT / script).read_text()
+            for word in words:
+                flag = word.split("=")[0]
+                assert not word.startswith("--") or f'"{flag}"' in source, command
+
+
+def flags_of(words):
+    """{flag: its values} of a command's words."""
+    found = {}
+    for word in words:
+        if word.startswith("--"):
+            found[word[2:]] = values = []
+        else:
+            values.append(word)
+    return {flag: " ".join(values) for flag, values in found.items()}
+
+
+def test_commands_are_those_of_the_results():
+    """The laptop's is the one that the scripts suggest; the small runs are the catalogue's; lengths are the curves'."""
+    (command,) = [x for x in commands(README) if x.startswith("python ppo_ewma.py --env-id starpilot")]
+    suggested = flags_of(load("ppo_ewma").LAPTOP.split()) | {"epochs": "1", "env-id": "starpilot"}
+    assert flags_of(shlex.split(command)[2:]) == suggested
+    given = dict(re.findall(r'^(small|full)="(.*)"$', PAGES["results/README.md"], re.M))
+    given = {size: flags_of(line.split()) for size, line in given.items()}
+    run = next(run for run in Results.of_csv("ewma", RESULTS).runs if (run.game, run.value) == ("starpilot", "ppo"))
+    listed = {flag: " ".join(map(str, x)) if isinstance(x, list | tuple) else str(x) for flag, x in run.flags.items()}
+    for size, label in [("small", "PPO, small"), ("full", "PPO, full size")]:
+        with command_line("ppo", [word for flag, x in given[size].items() for word in (f"--{flag}", *x.split())]):
+            args = load("ppo").parse_args()[0]
+        learning = pd.read_csv(RESULTS / "learning.csv")
+        steps = learning[learning["label"] == label]["step"]
+        assert steps.max() == args.total_timesteps and steps.min() == args.num_envs * args.num_steps
+    shared = given["small"].keys() & listed.keys()
+    assert len(shared) >= 8 and {x: given["small"][x] for x in shared} == {x: listed[x] for x in shared}
+
+
+def test_flags_that_texts_name_exist():
+    sources = [*ROOT.glob("*.py"), *ROOT.glob("experiments/*.py"), *ROOT.glob("tests/*.py")]
+    sources = "\n".join(path.read_text() for path in sources)
+    for page, text in PAGES.items():
+        for flag in set(re.findall(r"`(?:[^`\n]* )?(--[a-z][a-z0-9-]+)", COMMENT.sub("", text))) - {"--logdir"}:
+            assert f'"{flag}"' in sources, (page, flag)
+
+
+def test_the_first_command_of_the_readme_trains(tmp_path):
+    """The README's own line, only shorter."""
+    (command,) = [x for x in commands(README) if x.startswith("python ppg_ewma.py --env-id heist --num-envs 64")]
+    short = "--num-steps 2 --total-timesteps 128 --channels 2 2 2 --aux-epochs 0 --run-dir".split()
+    words = [sys.executable, *shlex.split(command)[1:], *short, str(tmp_path / "x")]
+    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_files_and_functions_that_texts_name_exist():
+    for page, text in PAGES.items():
+        for script, name in re.findall(r"`(\w+\.py)`:? `(\w+)`", text):
+            assert re.search(rf"\b(def|class) {name}\b", (ROOT / script).read_text()), (page, script, name)
+        for name in set(re.findall(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|md|csv|png|gif|json))`", COMMENT.sub("", text))):
+            name = name.removeprefix("my_")
+            folders = [ROOT, ROOT / "tests", ROOT / "experiments", ROOT / "experiments/lab", RESULTS]
+            elsewhere = name in ("ppo_procgen.py", "ppg_procgen.py") or name.startswith("NAME")
+            assert elsewhere or any((folder / name).exists() for folder in folders), (page, name)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_reference_lists_what_a_run_writes(script, tmp_path):
+    """Tags of TensorBoard, keys of a checkpoint, files of a run: those of a tiny run, and no others."""
+    folder, page = tmp_path / "run", PAGES["REFERENCE.md"]
+    flags = [*tiny(script), "--env-id", "bossfight", "--num-steps", "64", "--total-timesteps", "512"]
+    saved = train(script, folder, *flags)
+    rows = re.findall(r"^\| `(\w+/\w+)` \| .* \| (.*) \|$", page, re.M)
+    listed = {tag for tag, where in rows if where == "all" or f"`{script}.py`" in where}
+    assert listed == curves(folder).keys()
+    table = page.split("A checkpoint is a dict:")[1].split("\n\n")[1]
+    keys = {key for row in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", row.split(" | ")[0])}
+    assert saved.keys() <= keys
+    own = {"staleness": {"queue"}}.get(script, set()) | ({"aux_optimizer", "buffer"} if script in PPG else set())
+    own |= {"prox", "prox_weight", "prox_com"} if "ewma" in script else set()
+    assert keys - saved.keys() == {"queue", "aux_optimizer", "buffer", "prox", "prox_weight", "prox_com"} - own
+    table = page.split("## The files of a run")[1].split("\n\n")[2]
+    files = {name.split(".")[0] for name in re.findall(r"^\| `([\w.*]+)`", table, re.M)}
+    assert {path.name.split(".")[0] for path in folder.iterdir()} <= files
+    assert checkpoint(folder)["script"] == script
+
+
+# Links
+
+
+def anchors(text):
+    """GitHub's names of a page's headings."""
+    names = Counter()
+    for title in re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.M):
+        title = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)
+        name = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        yield f"{name}-{names[name]}" if names[name] else name
+        names[name] += 1
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_links_and_anchors_resolve(page):
+    text = FENCE.sub("", COMMENT.sub("", PAGES[page]))
+    for link in re.findall(r"(?:\]\(|src=\"|href=\")([^)\"\s]+)", text):
+        if re.match(r"https?://", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in set(anchors(target.read_text())), link
