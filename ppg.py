@@ -1,22 +1,22 @@
 """Phasic policy gradient (PPG) on Procgen, in one file.  # PPG, 4 lines
 
 Cobbe, Hilton, Klimov and Schulman, 2020 (arXiv:2009.04416). Policy and value have a network each. A
-phase is n_pi iterations of PPO, then auxiliary epochs train the policy's network on values, too.
+phase is n_pi iterations of PPO, then auxiliary epochs, where the policy's trunk learns values too.
 
-The algorithm comes first; a line after main() says where it ends. In a hurry, start at "(1)".
+The algorithm comes first; a line after main() says where it ends. In a hurry, start at "# (1)".
 
 Paper: "Batch size-invariance for policy optimization", Hilton, Cobbe and Schulman, 2021
 (arXiv:2110.00641). Section, appendix and footnote numbers refer to it; "PPO equation" refers to
 Schulman et al., 2017 (arXiv:1707.06347).
 
-Five files, each a whole algorithm, each a few tagged lines away from an earlier one:
-  ppo.py        PPO. Its old policy does two jobs. As behaviour policy it corrects for the data's
-                age: an older network sampled it. As proximal policy it limits the update.
+Five files, each a whole algorithm, and but for the first a few tagged lines from an earlier one:
+  ppo.py        PPO. Its old policy, which sampled the data, does two jobs. As behaviour policy it
+                corrects for the data's age. As proximal policy it limits how far pi may move.
   ppo_ewma.py   PPO-EWMA: two policies for the two jobs.                    Its tag is EWMA.
-  staleness.py  PPO on deliberately stale data: why to split the jobs.      Its tag is STALE.
+  staleness.py  PPO on deliberately stale data: why split the jobs.         Its tag is STALE.
   ppg.py        Phasic policy gradient, a stronger algorithm.               Its tag is PPG.
-  ppg_ewma.py   PPG-EWMA, the paper's main algorithm: ppg.py, patched as ppo_ewma.py is. Both tags.
-grep -n "# TAG" prints what a file changes; "# TAG, 3 lines" marks its own line and the next two.
+  ppg_ewma.py   PPG-EWMA, the paper's main algorithm: ppg.py with ppo_ewma.py's patch. Both tags.
+grep -n "# TAG" finds what a file changes; "# TAG, 3 lines" means that line and the next two.
 
 Deviations from the paper: (1) one process steps all environments, where the paper averages the
 gradients of 4 workers with 64 each; (2) a minibatch goes through the network in pieces, which
@@ -37,7 +37,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # idle threads sleep soon, as others may run
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # idle threads sleep: others may need the cores
 
 try:
     import torch
@@ -84,61 +84,61 @@ def add_flags(parser):
     add("--gamma", type=fraction, default=0.999, help="discount")
     add("--gae-lambda", type=fraction, default=0.95, help="GAE: 0 trusts values, 1 trusts returns")
     add("--clip-coef", type=fraction, default=0.2, help="clip range epsilon; 0: no clipping")
-    add("--kl-coef", type=nonnegative, default=0.0, help="KL penalty; 1 if --clip-coef is 0")
+    add("--kl-coef", type=nonnegative, default=0.0, help="KL penalty; set 1 with --clip-coef 0")
     add("--vf-coef", type=nonnegative, default=0.5, help="weight of the value loss")
     add("--ent-coef", type=nonnegative, default=0.01, help="weight of the entropy bonus")
     add("--reward-norm", action=argparse.BooleanOptionalAction, default=True, help="scale rewards")
     scopes = ["iteration", "minibatch", "none"]
-    add("--adv-norm", choices=scopes, default="iteration", help="not in the paper: minibatch")
+    add("--adv-norm", choices=scopes, default="iteration", help="over what; paper: iteration")
     add("--clip-vloss", action="store_true", help="not in the paper: clip the value loss, too")
-    add("--target-kl", type=nonnegative, help="not in the paper: stop epochs at this KL")
+    add("--target-kl", type=nonnegative, help="not in the paper: no epoch after this KL")
     add("--channels", type=count, nargs=3, default=[16, 32, 32], help="network widths")
 
     add = parser.add_argument_group("phasic policy gradient").add_argument  # PPG, 9 lines
     add("--n-pi", type=count, default=32, help="iterations in a phase")
-    add("--aux-epochs", type=number(int, 0), default=6, help="auxiliary passes over a phase, E_aux")
+    add("--aux-epochs", type=number(int, 0), default=6, help="passes over a phase's data, E_aux")
     add("--aux-rollouts", type=count, default=16, help="rollouts in an auxiliary minibatch")
     add("--aux-learning-rate", type=nonnegative, default=5e-4, help="auxiliary Adam step size")
-    add("--aux-value-coef", type=nonnegative, default=1.0, help="weight of value_head's loss")
-    add("--beta-clone", type=nonnegative, default=1.0, help="weight of the KL to the old policy")
+    add("--aux-value-coef", type=nonnegative, default=1.0, help="weight there of value_head's loss")
+    add("--beta-clone", type=nonnegative, default=1.0, help="weight of the KL to the policy before")
     add("--arch", choices=["dual", "detach"], default="dual", help="detach: one trunk for both")
     add("--aux-buffer-dir", type=os.path.abspath, help="for the frames; None: the run's folder")
 
     add = parser.add_argument_group("batch size").add_argument
-    add("--reference-num-envs", type=count, default=256, help="the N that other flags are set for")
-    names = [name for name, flag in ADJUSTABLE.items() if parser.get_default(flag) is not None]
+    add("--reference-num-envs", type=count, default=256, help="the N other flags were tuned at")
+    names = adjustable(parser)  # lr and adv-norm; with EWMA also prox, in PPG n-pi
     add("--no-adjust", nargs="+", default=[], choices=names, help="leave these as given")
-    add("--lr-rule", choices=["sqrt", "linear"], default="sqrt", help="see appendix D")
+    add("--lr-rule", choices=["sqrt", "linear"], default="sqrt", help="linear: as SGD, appendix D")
     add("--adjust-betas", choices=["none", "beta2", "both"], default="none", help="see appendix E")
 
 
 def adjust_for_batch_size(args):
     """Section 4: make N environments learn as the reference number does, per environment step.
 
-    The paper claims this for small enough batches and a single policy epoch: the smaller an
-    iteration, the more a second epoch acts like a larger step on the same few frames.
+    The paper claims this with EWMA, for small enough batches and one policy epoch: the fewer
+    frames an iteration has, the more a second epoch just repeats the steps of the first.
     """
-    ratio = args.reference_num_envs / args.num_envs  # iterations and minibatches shrink by it
-    c = {name: 1 if name in args.no_adjust else ratio for name in ADJUSTABLE}  # 1: not adjusted
+    c = args.reference_num_envs / args.num_envs  # how many times smaller iterations are
+    by = {name: 1 if name in args.no_adjust else c for name in ADJUSTABLE}  # 1: not adjusted
     used = SimpleNamespace()
 
     # Minibatches c times smaller make c times as many steps, so each should go 1/c as far. Where
-    # noise dominates, Adam's divisor, the gradient's root mean square, grows by a factor sqrt(c),
-    # one of the two needed; the step size supplies the other (appendix D).
-    used.lr = args.learning_rate / (c["lr"] if args.lr_rule == "linear" else math.sqrt(c["lr"]))
+    # noise dominates, Adam's divisor, the gradient's root mean square, grows by sqrt(c): half the
+    # work. A step size smaller by sqrt(c) does the other half (appendix D).
+    used.lr = args.learning_rate / (by["lr"] if args.lr_rule == "linear" else math.sqrt(by["lr"]))
 
-    # A moving average that estimates something has a span, 2 / (1 - decay) - 1: how many equally
-    # weighted terms it is worth. One that is an older copy (ppo_ewma.py) has a centre of mass,
-    # 1 / (1 - decay) - 1: its mean age. As many frames now take c times as many iterations:
-    used.adv_norm_span = max(1, c["adv-norm"])
+    # Of an average that estimates, keep the span, 2 / (1 - decay) - 1: how many equally weighted
+    # terms it is worth. Of one that lags, as a network's (ppo_ewma.py), keep the centre of mass,
+    # 1 / (1 - decay) - 1: its mean age. The reference's span is 1 iteration, the least there is:
+    used.adv_norm_span = max(1, by["adv-norm"])
     used.adv_norm_decay = (used.adv_norm_span - 1) / (used.adv_norm_span + 1)
-    # Adam's own averages matter little (section 3.2): left alone unless --adjust-betas says so.
-    used.beta1 = 0.9 ** (1 / ratio) if args.adjust_betas == "both" else 0.9
-    used.beta2 = 0.999 ** (1 / ratio) if args.adjust_betas != "none" else 0.999
-    # PPG, 6 lines: phases keep their size. Auxiliary minibatches shrink, but not below 4 rollouts,
-    # as many tiny ones are slow (appendix B); their step size follows the size they end up with.
-    used.n_pi = max(1, round(args.n_pi * c["n-pi"]))
-    used.aux_rollouts = max(min(4, args.aux_rollouts), round(args.aux_rollouts / ratio))
+    # Adam's own averages matter little (section 3.2); --adjust-betas keeps their decay per frame.
+    used.beta1 = 0.9 ** (1 / c) if args.adjust_betas == "both" else 0.9
+    used.beta2 = 0.999 ** (1 / c) if args.adjust_betas != "none" else 0.999
+    # PPG, 6 lines: as many frames a phase. Auxiliary minibatches shrink, but not below 4 rollouts,
+    # since tiny ones are slow (appendix B); their step size follows the size they end up with.
+    used.n_pi = max(1, round(args.n_pi * by["n-pi"]))
+    used.aux_rollouts = max(min(4, args.aux_rollouts), round(args.aux_rollouts / c))
     size = 1 if "lr" in args.no_adjust else used.aux_rollouts / args.aux_rollouts
     used.aux_lr = args.aux_learning_rate * (size if args.lr_rule == "linear" else math.sqrt(size))
     return used
@@ -185,7 +185,7 @@ class Impala(nn.Module):
     def forward(self, obs):
         x = obs.permute(0, 3, 1, 2) / 255  # channels stay last in memory, the fast layout
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
-            y = self.layers[:-4](x)  # the convolutions; a dense layer in bfloat16 learns less
+            y = self.layers[:-4](x)  # convolutions; with a dense layer in bfloat16, it learnt less
         return self.layers[-4:](y.to(x.dtype))
 
 
@@ -205,8 +205,8 @@ class Agent(nn.Module):
 
     def with_aux_value(self, obs):  # value_head never trains the policy's trunk; aux_head does
         features = self.trunk(obs)
-        separate = self.value_trunk(obs) if self.value_trunk else features.detach()  # PPG, 3 lines
-        value, aux_value = self.value_head(separate), self.aux_head(features)
+        x = features.detach() if self.value_trunk is None else self.value_trunk(obs)  # PPG, 3 lines
+        value, aux_value = self.value_head(x), self.aux_head(features)
         return self.policy_head(features), value.squeeze(-1), aux_value.squeeze(-1)
 
 
@@ -217,7 +217,7 @@ def sample(logprobs):
 
 
 def normalise_rewards(reward, first, discounted_return, return_stats):
-    """Divide rewards [N, T] by the standard deviation of the discounted return over the whole run.
+    """Divide rewards [N, T] by the standard deviation of all discounted returns so far; clip at 10.
 
     discounted_return [N] looks back: what each environment has collected so far. Its discount of
     0.99, not gamma, is the authors' choice: it only sets a scale. return_stats: count, mean, var.
@@ -228,7 +228,7 @@ def normalise_rewards(reward, first, discounted_return, return_stats):
         returns.append(discounted_return)
     returns = torch.stack(returns).double()
     (count, mean, var), new = return_stats, returns.numel()
-    delta, total = returns.mean() - mean, count + new  # merge the old and the new ones' variances
+    delta, total = returns.mean() - mean, count + new  # combine the old and the new variance
     new_var = returns.var(correction=0)
     var = (var * count + new_var * new + delta**2 * count * new / total) / total
     return_stats = torch.stack([total, mean + delta * new / total, var])
@@ -259,8 +259,8 @@ def update_moments(sums, x, decay):
 
 def minibatches(envs, steps, num_minibatches):
     """One epoch's minibatches: rows of indices into envs * steps frames. Each holds whole rollouts
-    (a rollout: the T steps of one environment), or, if these are too few, a stretch of one. Time is
-    not shuffled: the authors' choice; the loss is a mean over frames, whatever their order."""
+    (a rollout: the T steps of one environment), or, if these are too few, a stretch of one. The
+    authors chose not to shuffle time; within a minibatch, order does not matter to a mean."""
     rollouts = torch.arange(envs * steps).view(envs, steps)
     return rollouts[torch.randperm(envs)].view(num_minibatches, -1)
 
@@ -284,8 +284,8 @@ def policy_loss(logp, logp_prox, advantage, clip_coef):
     objective = ratio * advantage
     if clip_coef == 0:
         return -objective.mean(), objective.new_zeros(())
-    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)  # min takes it, without gradient, where
-    objective = torch.min(objective, clipped * advantage)  # r went too far in A's direction
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)  # min takes this constant where r has
+    objective = torch.min(objective, clipped * advantage)  # gone too far in A's direction
     return -objective.mean(), (clipped != ratio).float().mean()
 
 
@@ -315,7 +315,7 @@ def main():
         return_stats=torch.tensor([1e-4, 0, 1], dtype=torch.float64, device=device),
         advantage_sums=torch.zeros(3, dtype=torch.float64, device=device),
     )
-    run = Run(args, used, saved, state, envs, device)  # its folder, logs, checkpoints and progress
+    run = Run(args, used, saved, state, envs, device)  # folder, logs; loads state to --resume
 
     for iteration in range(state.iteration + 1, run.num_iterations + 1):
         # (1) Collect T steps from N environments. The network as it is now is the behaviour policy.
@@ -339,7 +339,7 @@ def main():
         data["first"] = torch.cat([data["first"], first[:, None]], dim=1)  # [N, T + 1]
         data = {name: x.to(device) for name, x in data.items()}
 
-        # (2) Prepare: normalise rewards, estimate advantages and value targets, scale advantages.
+        # (2) Prepare: normalise rewards; estimate advantages, value targets; normalise advantages.
         reward = data["reward"]
         if args.reward_norm:
             reward, state.discounted_return, state.return_stats = normalise_rewards(
@@ -362,7 +362,7 @@ def main():
         if args.aux_epochs:  # PPG, 2 lines: for the auxiliary phase, which reuses these targets
             state.buffer.add(data["obs"].cpu(), value_target.cpu())
 
-        # (3) Optimise: E epochs over the data; each minibatch is one optimiser step.
+        # (3) Optimise: epochs over the data; each minibatch is one optimiser step.
         names = ["obs", "action", "logprobs_behav", "value_old"]
         batch = {name: data[name].flatten(0, 1) for name in names}  # [N * T, ...]
         batch |= {"value_target": value_target.flatten(), "advantage": advantage.flatten()}
@@ -383,8 +383,8 @@ def main():
                     logits, value = agent(piece["obs"])
                     logprobs = logits.log_softmax(-1)
                     # The two jobs of PPO's old policy. Dividing by it corrects for the data's age:
-                    # pi_behav sampled the data, not pi. Clipping the ratio, or penalising the KL,
-                    # limits the update: pi stays near pi_prox. In PPO the two are one policy.
+                    # pi_behav sampled it, pi has moved since. Clipping the ratio, or penalising the
+                    # KL, limits the update: pi stays near pi_prox. In PPO the two are one policy.
                     logprobs_prox = piece["logprobs_behav"]
                     logp = logp_of(logprobs, piece["action"])
                     logp_prox = logp_of(logprobs_prox, piece["action"])
@@ -415,8 +415,8 @@ def main():
                     v_loss = value_loss(value, old, batch["value_target"][micro], value_clip)
                     (args.vf_coef * len(micro) / len(minibatch) * v_loss).backward()
                 optimizer.step()
-        # PPG, 31 lines: the auxiliary phase. aux_head learns the value targets of n_pi iterations
-        # through the policy's trunk, so that it predicts value. A KL keeps the policy as it was.
+        # PPG, 31 lines: the auxiliary phase. On the value targets of n_pi iterations, aux_head
+        # trains the policy's trunk, and value_head trains more. A KL keeps the policy as it was.
         if args.aux_epochs and iteration % used.n_pi == 0:
             frames, targets = state.buffer.read()  # [F, 64, 64, 3], mapped from disk, and [F]
             logprobs_before = torch.empty(len(frames), ACTIONS, device=device)
@@ -424,7 +424,7 @@ def main():
                 pieces = run.each(frames.split(microbatch_size), "auxiliary phase, piece")
                 for x, out in zip(pieces, logprobs_before.split(microbatch_size), strict=True):
                     out[:] = agent.policy_head(agent.trunk(upload(x, device))).log_softmax(-1)
-            targets, x = targets.to(device), None  # x: a view would keep the file on the disk
+            targets, x = targets.to(device), None  # x, a view, would hold the file
             rollouts, aux_stats = torch.arange(len(frames)).view(-1, args.num_steps), []
             for aux_epoch in range(args.aux_epochs):
                 order = rollouts[torch.randperm(len(rollouts))].split(used.aux_rollouts)
@@ -441,8 +441,8 @@ def main():
                         loss = aux_loss + args.beta_clone * clone_kl + args.aux_value_coef * v_loss
                         share = len(micro) / minibatch.numel()
                         (share * loss).backward()
-                        logged = {"loss/aux_value": aux_loss, "loss/aux_clone_kl": clone_kl}
-                        accumulate(aux_stats[-1], share, logged | {"loss/aux_true_value": v_loss})
+                        logged = {"loss/aux_head": aux_loss, "loss/aux_clone_kl": clone_kl}
+                        accumulate(aux_stats[-1], share, logged | {"loss/aux_value_head": v_loss})
                     state.aux_optimizer.step()
             stats |= average(aux_stats)
             state.buffer.value_targets = []
@@ -474,6 +474,11 @@ CHECKPOINT_FORMAT = 2
 ADJUSTABLE = {"lr": "learning_rate", "adv-norm": "adv_norm", "prox": "prox_com", "n-pi": "n_pi"}
 LAPTOP = "--distribution-mode easy --num-levels 1 --num-envs 16 --num-steps 64 --channels 8 16 16"
 LAPTOP += " --reference-num-envs 16 --total-timesteps 120000"
+
+
+def adjustable(parser):
+    """What --no-adjust can name: the adjustments of flags that this file has."""
+    return [name for name, flag in ADJUSTABLE.items() if parser.get_default(flag) is not None]
 
 
 def fail(message, code=2):
@@ -547,8 +552,8 @@ def check_flags(args):
         network = 16 * sum(p.numel() for p in Impala(args.channels).parameters())
     widths = [(width, 64 // 2**i) for i, width in enumerate(args.channels)]
     network += 4 * 64 * sum(width * (side**2 + 7 * (side // 2) ** 2) for width, side in widths)
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    if Path("/proc/meminfo").exists():  # which knows of caches that would make room
+    free = math.inf
+    if Path("/proc/meminfo").exists():  # on Linux
         free = 1024 * int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0])
     if frames + network > free:
         flags = "--num-envs and --num-steps" if frames > network else "--channels"
@@ -740,8 +745,7 @@ class Run:
         due = must_save or now - self.last_save >= self.args.checkpoint_seconds
         saved = self.attempt(self.save, "checkpoint") if due else True
         if (finished and not logged) or (must_save and not saved):
-            hint = f"make room, then --resume {self.folder}"
-            fail(f"iteration {iteration} could not be written; {hint}", code=1)
+            self.give_up()
         if phase_ends:  # PPG, 2 lines: from this checkpoint on, no resume needs the frames
             state.buffer.path.unlink(missing_ok=True)
 
@@ -764,6 +768,10 @@ class Run:
             reason = str(error).partition("\n")[0]
             self.say(f"warning: {what} not written ({reason}), trying again next iteration")
             return False
+
+    def give_up(self):
+        hint = f"make room, then --resume {self.folder}"
+        fail(f"iteration {self.state.iteration} could not be written; {hint}", code=1)
 
     def write_logs(self):
         unlogged, (writer, self.writer) = self.state.unlogged, (self.writer, None)
@@ -848,10 +856,11 @@ class Run:
 
     def finish(self):
         if self.state.unlogged:  # the last iteration's, and this is the resumed run
-            self.write_logs()
-            self.save()
+            logged = self.attempt(self.write_logs, "TensorBoard log")
+            if not (logged and self.attempt(self.save, "checkpoint")):
+                self.give_up()
         if self.state.buffer.value_targets:  # PPG, 2 lines
-            self.say(f"kept, only to extend the run: {self.state.buffer.path}")
+            self.say(f"delete it unless you extend the run: {self.state.buffer.path}")
         step, what = self.state.global_step, ", ".join(self.status(self.state.iteration)[:1])
         self.say(f"finished at {step:,} steps, {what}: {self.folder}/checkpoint.pt")
         more = f"--total-timesteps {2 * step}"
@@ -864,34 +873,34 @@ class AuxiliaryBuffer:  # PPG, 34 lines
     """Frames and value targets of a phase. The frames are in a file: 25.8 GB with default flags."""
 
     def __init__(self, args):
-        name = hashlib.sha256(os.path.abspath(args.run_dir).encode()).hexdigest()[:16]
+        name = hashlib.sha256(os.path.realpath(args.run_dir).encode()).hexdigest()[:16]
         folder = args.aux_buffer_dir or args.run_dir  # the former may be shared by several runs
         self.path = Path(folder, f"{name if args.aux_buffer_dir else 'frames'}.aux_buffer")
-        self.bytes_each, self.value_targets = args.num_envs * args.num_steps * math.prod(FRAME), []
+        self.batch_bytes, self.value_targets = args.num_envs * args.num_steps * math.prod(FRAME), []
 
     def add(self, obs, value_target):
         try:  # ordinary writes: a full disk is an error to catch, where a memory map would crash
-            with open(self.path, "ab") as file:  # without what a killed run has written after it
-                file.truncate(len(self.value_targets) * self.bytes_each)
-                file.write(obs.numpy())
+            with open(self.path, "r+b" if self.value_targets else "wb") as file:
+                file.truncate(file.seek(len(self.value_targets) * self.batch_bytes))
+                file.write(obs.numpy())  # over what a killed run wrote and no checkpoint counts
         except OSError as error:
-            fail(f"{self.path}: {error.strerror}; make room, then --resume", code=1)
+            fail(f"{self.path}: {error.strerror}; mend that, then --resume", code=1)
         self.value_targets.append(value_target)
 
     def read(self):
-        size = len(self.value_targets) * self.bytes_each  # a shared map takes no memory
+        size = len(self.value_targets) * self.batch_bytes  # a shared map may exceed memory
         frames = torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8)
         return frames.view(-1, *FRAME), torch.cat(self.value_targets).flatten()
 
     def state_dict(self):
         if self.value_targets:
             with open(self.path) as file:
-                os.fsync(file.fileno())
+                os.fsync(file.fileno())  # no checkpoint may outlive its frames
         return {"value_targets": self.value_targets}
 
     def load_state_dict(self, saved):
         self.value_targets = saved["value_targets"]
-        size = len(self.value_targets) * self.bytes_each
+        size = len(self.value_targets) * self.batch_bytes
         if size and (not self.path.exists() or self.path.stat().st_size < size):
             fail(f"{self.path}: the frames of this phase are missing or incomplete")
 
@@ -940,9 +949,9 @@ def adjustment_table(args, used):
     for name, stated, value in [("beta1", 0.9, used.beta1), ("beta2", 0.999, used.beta2)]:
         rule = "to the 1/c" if args.adjust_betas in ("both", name) else "kept"
         rows += [(name, f"Adam {name}", stated, value, rule)]
-    rows += [("n-pi", "iterations a phase", args.n_pi, used.n_pi, "* c, rounded")]  # PPG, 3 lines
-    rows += [("aux-rollouts", "a minibatch", args.aux_rollouts, used.aux_rollouts, "/ c, min. 4")]
-    rows += [("aux-lr", "Adam step size", args.aux_learning_rate, used.aux_lr, "as aux-rollouts")]
+    rows += [("n-pi", "iterations per phase", args.n_pi, used.n_pi, "* c, rounded")]  # PPG, 3 lines
+    rows += [("aux-rollouts", "per minibatch", args.aux_rollouts, used.aux_rollouts, "/ c, min. 4")]
+    rows += [("aux-lr", "Adam step size", args.aux_learning_rate, used.aux_lr, "by aux-rollouts")]
     for name, what, stated, value, rule in rows:
         decay = vars(used).get(f"{name.replace('-', '_')}_decay", "")
         yield name, what, stated, value, decay, "kept" if name in args.no_adjust else rule
@@ -964,10 +973,10 @@ def announcement(run):
     yield f"minibatch  {run.steps // args.num_minibatches:,} steps"
     yield f"iteration  {run.steps:,} steps: {args.num_envs} environments x {args.num_steps}"
     yield f"phase      {used.n_pi * run.steps:,} steps: {used.n_pi:,} iterations"  # PPG, 7 lines
-    if run.num_iterations < used.n_pi:
+    if args.aux_epochs and run.num_iterations < used.n_pi:
         yield "  but the run ends before its first auxiliary phase; --n-pi makes phases shorter"
     if args.aux_epochs:
-        size = min(used.n_pi, run.num_iterations) * state.buffer.bytes_each / 1e9
+        size = min(used.n_pi, run.num_iterations) * state.buffer.batch_bytes / 1e9
         free = shutil.disk_usage(state.buffer.path.parent).free / 1e9
         yield f"buffer     {size:.1f} GB, {free:.1f} GB are free; --aux-buffer-dir moves it"
     yield f"adjusted to the batch size, c = {args.reference_num_envs}/{args.num_envs}:"
@@ -984,6 +993,8 @@ def announcement(run):
             yield "  but --adv-norm minibatch: its statistics depend on the batch size"
         if args.num_envs > args.reference_num_envs:
             yield "  but a larger batch: the paper claims invariance for small enough ones only"
+    if args.clip_coef == 0 and args.kl_coef == 0:
+        yield "note: with --clip-coef 0 and --kl-coef 0, nothing limits the update"
     if device.type == "cpu" and run.num_iterations * run.steps > 10_000_000:
         yield "note: on a CPU this takes weeks. A run for a laptop, some minutes long:"
         yield f"  python {SCRIPT}.py {LAPTOP}"

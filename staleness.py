@@ -4,20 +4,20 @@ The experiment of section 5.1. Each iteration trains on the data collected --sta
 ago, as in asynchronous training, and --staleness-loss says which old policy does which job. With
 --staleness 0 this is ppo.py, bit for bit.
 
-The algorithm comes first; a line after main() says where it ends. In a hurry, start at "(1)".
+The algorithm comes first; a line after main() says where it ends. In a hurry, start at "# (1)".
 
 Paper: "Batch size-invariance for policy optimization", Hilton, Cobbe and Schulman, 2021
 (arXiv:2110.00641). Section, appendix and footnote numbers refer to it; "PPO equation" refers to
 Schulman et al., 2017 (arXiv:1707.06347).
 
-Five files, each a whole algorithm, each a few tagged lines away from an earlier one:
-  ppo.py        PPO. Its old policy does two jobs. As behaviour policy it corrects for the data's
-                age: an older network sampled it. As proximal policy it limits the update.
+Five files, each a whole algorithm, and but for the first a few tagged lines from an earlier one:
+  ppo.py        PPO. Its old policy, which sampled the data, does two jobs. As behaviour policy it
+                corrects for the data's age. As proximal policy it limits how far pi may move.
   ppo_ewma.py   PPO-EWMA: two policies for the two jobs.                    Its tag is EWMA.
-  staleness.py  PPO on deliberately stale data: why to split the jobs.      Its tag is STALE.
+  staleness.py  PPO on deliberately stale data: why split the jobs.         Its tag is STALE.
   ppg.py        Phasic policy gradient, a stronger algorithm.               Its tag is PPG.
-  ppg_ewma.py   PPG-EWMA, the paper's main algorithm: ppg.py, patched as ppo_ewma.py is. Both tags.
-grep -n "# TAG" prints what a file changes; "# TAG, 3 lines" marks its own line and the next two.
+  ppg_ewma.py   PPG-EWMA, the paper's main algorithm: ppg.py with ppo_ewma.py's patch. Both tags.
+grep -n "# TAG" finds what a file changes; "# TAG, 3 lines" means that line and the next two.
 
 Deviations from the paper: (1) one process steps all environments, where the paper averages the
 gradients of 4 workers with 64 each; (2) a minibatch goes through the network in pieces, which
@@ -37,7 +37,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # idle threads sleep soon, as others may run
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # idle threads sleep: others may need the cores
 
 try:
     import torch
@@ -83,14 +83,14 @@ def add_flags(parser):
     add("--gamma", type=fraction, default=0.999, help="discount")
     add("--gae-lambda", type=fraction, default=0.95, help="GAE: 0 trusts values, 1 trusts returns")
     add("--clip-coef", type=fraction, default=0.2, help="clip range epsilon; 0: no clipping")
-    add("--kl-coef", type=nonnegative, default=0.0, help="KL penalty; 1 if --clip-coef is 0")
+    add("--kl-coef", type=nonnegative, default=0.0, help="KL penalty; set 1 with --clip-coef 0")
     add("--vf-coef", type=nonnegative, default=0.5, help="weight of the value loss")
     add("--ent-coef", type=nonnegative, default=0.01, help="weight of the entropy bonus")
     add("--reward-norm", action=argparse.BooleanOptionalAction, default=True, help="scale rewards")
     scopes = ["iteration", "minibatch", "none"]
-    add("--adv-norm", choices=scopes, default="iteration", help="not in the paper: minibatch")
+    add("--adv-norm", choices=scopes, default="iteration", help="over what; paper: iteration")
     add("--clip-vloss", action="store_true", help="not in the paper: clip the value loss, too")
-    add("--target-kl", type=nonnegative, help="not in the paper: stop epochs at this KL")
+    add("--target-kl", type=nonnegative, help="not in the paper: no epoch after this KL")
     add("--channels", type=count, nargs=3, default=[16, 32, 32], help="network widths")
 
     add = parser.add_argument_group("staleness").add_argument  # STALE, 4 lines
@@ -99,36 +99,36 @@ def add_flags(parser):
     add("--staleness-loss", choices=losses, default="decoupled", help="who does which job, see (3)")
 
     add = parser.add_argument_group("batch size").add_argument
-    add("--reference-num-envs", type=count, default=256, help="the N that other flags are set for")
-    names = [name for name, flag in ADJUSTABLE.items() if parser.get_default(flag) is not None]
+    add("--reference-num-envs", type=count, default=256, help="the N other flags were tuned at")
+    names = adjustable(parser)  # lr and adv-norm; with EWMA also prox, in PPG n-pi
     add("--no-adjust", nargs="+", default=[], choices=names, help="leave these as given")
-    add("--lr-rule", choices=["sqrt", "linear"], default="sqrt", help="see appendix D")
+    add("--lr-rule", choices=["sqrt", "linear"], default="sqrt", help="linear: as SGD, appendix D")
     add("--adjust-betas", choices=["none", "beta2", "both"], default="none", help="see appendix E")
 
 
 def adjust_for_batch_size(args):
     """Section 4: make N environments learn as the reference number does, per environment step.
 
-    The paper claims this for small enough batches and a single policy epoch: the smaller an
-    iteration, the more a second epoch acts like a larger step on the same few frames.
+    The paper claims this with EWMA, for small enough batches and one policy epoch: the fewer
+    frames an iteration has, the more a second epoch just repeats the steps of the first.
     """
-    ratio = args.reference_num_envs / args.num_envs  # iterations and minibatches shrink by it
-    c = {name: 1 if name in args.no_adjust else ratio for name in ADJUSTABLE}  # 1: not adjusted
+    c = args.reference_num_envs / args.num_envs  # how many times smaller iterations are
+    by = {name: 1 if name in args.no_adjust else c for name in ADJUSTABLE}  # 1: not adjusted
     used = SimpleNamespace()
 
     # Minibatches c times smaller make c times as many steps, so each should go 1/c as far. Where
-    # noise dominates, Adam's divisor, the gradient's root mean square, grows by a factor sqrt(c),
-    # one of the two needed; the step size supplies the other (appendix D).
-    used.lr = args.learning_rate / (c["lr"] if args.lr_rule == "linear" else math.sqrt(c["lr"]))
+    # noise dominates, Adam's divisor, the gradient's root mean square, grows by sqrt(c): half the
+    # work. A step size smaller by sqrt(c) does the other half (appendix D).
+    used.lr = args.learning_rate / (by["lr"] if args.lr_rule == "linear" else math.sqrt(by["lr"]))
 
-    # A moving average that estimates something has a span, 2 / (1 - decay) - 1: how many equally
-    # weighted terms it is worth. One that is an older copy (ppo_ewma.py) has a centre of mass,
-    # 1 / (1 - decay) - 1: its mean age. As many frames now take c times as many iterations:
-    used.adv_norm_span = max(1, c["adv-norm"])
+    # Of an average that estimates, keep the span, 2 / (1 - decay) - 1: how many equally weighted
+    # terms it is worth. Of one that lags, as a network's (ppo_ewma.py), keep the centre of mass,
+    # 1 / (1 - decay) - 1: its mean age. The reference's span is 1 iteration, the least there is:
+    used.adv_norm_span = max(1, by["adv-norm"])
     used.adv_norm_decay = (used.adv_norm_span - 1) / (used.adv_norm_span + 1)
-    # Adam's own averages matter little (section 3.2): left alone unless --adjust-betas says so.
-    used.beta1 = 0.9 ** (1 / ratio) if args.adjust_betas == "both" else 0.9
-    used.beta2 = 0.999 ** (1 / ratio) if args.adjust_betas != "none" else 0.999
+    # Adam's own averages matter little (section 3.2); --adjust-betas keeps their decay per frame.
+    used.beta1 = 0.9 ** (1 / c) if args.adjust_betas == "both" else 0.9
+    used.beta2 = 0.999 ** (1 / c) if args.adjust_betas != "none" else 0.999
     return used
 
 
@@ -173,7 +173,7 @@ class Impala(nn.Module):
     def forward(self, obs):
         x = obs.permute(0, 3, 1, 2) / 255  # channels stay last in memory, the fast layout
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
-            y = self.layers[:-4](x)  # the convolutions; a dense layer in bfloat16 learns less
+            y = self.layers[:-4](x)  # convolutions; with a dense layer in bfloat16, it learnt less
         return self.layers[-4:](y.to(x.dtype))
 
 
@@ -198,7 +198,7 @@ def sample(logprobs):
 
 
 def normalise_rewards(reward, first, discounted_return, return_stats):
-    """Divide rewards [N, T] by the standard deviation of the discounted return over the whole run.
+    """Divide rewards [N, T] by the standard deviation of all discounted returns so far; clip at 10.
 
     discounted_return [N] looks back: what each environment has collected so far. Its discount of
     0.99, not gamma, is the authors' choice: it only sets a scale. return_stats: count, mean, var.
@@ -209,7 +209,7 @@ def normalise_rewards(reward, first, discounted_return, return_stats):
         returns.append(discounted_return)
     returns = torch.stack(returns).double()
     (count, mean, var), new = return_stats, returns.numel()
-    delta, total = returns.mean() - mean, count + new  # merge the old and the new ones' variances
+    delta, total = returns.mean() - mean, count + new  # combine the old and the new variance
     new_var = returns.var(correction=0)
     var = (var * count + new_var * new + delta**2 * count * new / total) / total
     return_stats = torch.stack([total, mean + delta * new / total, var])
@@ -240,8 +240,8 @@ def update_moments(sums, x, decay):
 
 def minibatches(envs, steps, num_minibatches):
     """One epoch's minibatches: rows of indices into envs * steps frames. Each holds whole rollouts
-    (a rollout: the T steps of one environment), or, if these are too few, a stretch of one. Time is
-    not shuffled: the authors' choice; the loss is a mean over frames, whatever their order."""
+    (a rollout: the T steps of one environment), or, if these are too few, a stretch of one. The
+    authors chose not to shuffle time; within a minibatch, order does not matter to a mean."""
     rollouts = torch.arange(envs * steps).view(envs, steps)
     return rollouts[torch.randperm(envs)].view(num_minibatches, -1)
 
@@ -265,8 +265,8 @@ def policy_loss(logp, logp_prox, advantage, clip_coef):
     objective = ratio * advantage
     if clip_coef == 0:
         return -objective.mean(), objective.new_zeros(())
-    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)  # min takes it, without gradient, where
-    objective = torch.min(objective, clipped * advantage)  # r went too far in A's direction
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)  # min takes this constant where r has
+    objective = torch.min(objective, clipped * advantage)  # gone too far in A's direction
     return -objective.mean(), (clipped != ratio).float().mean()
 
 
@@ -281,7 +281,7 @@ def value_loss(value, value_old, value_target, clip):
 
 def cap_ratio(logp_old, logp, max_ratio):  # STALE, 4 lines
     """Raise pi_old until pi / pi_old is at most max_ratio, for numerical stability. A capped ratio
-    still has a gradient, a smaller one: max_ratio times that of log pi."""
+    still has a gradient: max_ratio times that of log pi."""
     return torch.max(logp_old, logp.detach() - math.log(max_ratio))
 
 
@@ -301,7 +301,7 @@ def main():
         advantage_sums=torch.zeros(3, dtype=torch.float64, device=device),
     )
     state.queue = []  # STALE: collected, not yet trained on
-    run = Run(args, used, saved, state, envs, device)  # its folder, logs, checkpoints and progress
+    run = Run(args, used, saved, state, envs, device)  # folder, logs; loads state to --resume
 
     for iteration in range(state.iteration + 1, run.num_iterations + 1):
         # (1) Collect T steps from N environments. The network as it is now is the behaviour policy.
@@ -326,14 +326,14 @@ def main():
         data = {name: x.to(device) for name, x in data.items()}
 
         # STALE, 7 lines: train on the oldest data; the first --staleness iterations only collect.
-        # value_old is as old as the data; only next_value, below, is new: the authors' choice.
+        # value_old is as old as the data; next_value, below, is the network's now, as the authors'.
         state.queue.append({name: x.cpu() for name, x in data.items()})
         if len(state.queue) <= args.staleness:
             run.end_iteration(iteration, {})
             continue
         data = {name: x.to(device) for name, x in state.queue.pop(0).items()}
 
-        # (2) Prepare: normalise rewards, estimate advantages and value targets, scale advantages.
+        # (2) Prepare: normalise rewards; estimate advantages, value targets; normalise advantages.
         reward = data["reward"]
         if args.reward_norm:
             reward, state.discounted_return, state.return_stats = normalise_rewards(
@@ -354,12 +354,12 @@ def main():
             advantage = (advantage - mean) / (std + 1e-8)
             stats |= {"value/advantage_mean_used": mean, "value/advantage_std_used": std}
 
-        # (3) Optimise: E epochs over the data; each minibatch is one optimiser step.
+        # (3) Optimise: epochs over the data; each minibatch is one optimiser step.
         names = ["obs", "action", "logprobs_behav", "value_old"]
         batch = {name: data[name].flatten(0, 1) for name in names}  # [N * T, ...]
         batch |= {"value_target": value_target.flatten(), "advantage": advantage.flatten()}
         raw_advantage = batch["advantage"].clone()  # --adv-norm minibatch starts from it each time
-        # STALE, 11 lines: who does which job. pi_recent, the network now, did not sample the data.
+        # STALE, 11 lines: who does which job. pi_recent: the network before this iteration's steps.
         #   --staleness-loss            decoupled   behavior    recent
         #   pi_corr, corrects for age   behaviour   behaviour   recent (wrong on purpose)
         #   pi_prox, limits the update  recent      behaviour   recent
@@ -386,19 +386,19 @@ def main():
                     logits, value = agent(piece["obs"])
                     logprobs = logits.log_softmax(-1)
                     # The two jobs of PPO's old policy. Dividing by it corrects for the data's age:
-                    # pi_behav sampled the data, not pi. Clipping the ratio, or penalising the KL,
-                    # limits the update: pi stays near pi_prox. In PPO the two are one policy.
+                    # pi_behav sampled it, pi has moved since. Clipping the ratio, or penalising the
+                    # KL, limits the update: pi stays near pi_prox. In PPO the two are one policy.
                     logprobs_prox = piece["logprobs_prox"]  # STALE
                     logp = logp_of(logprobs, piece["action"])
                     logp_prox = logp_of(logprobs_prox, piece["action"])
                     adv = piece["advantage"]
                     # STALE, 8 lines: pi_prox/pi_corr * min(r A, clip(r, 1 - eps, 1 + eps) A), where
-                    # r = pi/pi_prox (section 2). Unclipped this is pi/pi_corr A, the correction.
-                    # The front factor is positive, so A may absorb it. Raising pi_prox bounds r.
-                    logp_prox = cap_ratio(logp_prox, logp, 1e26)  # only against overflow
+                    # r = pi/pi_prox (section 2). Unclipped, pi_prox cancels: pi/pi_corr A.
+                    # The front factor is positive, so A may absorb it.
+                    logp_prox = cap_ratio(logp_prox, logp, 1e26)  # no overflow; the same gradient
                     logp_corr = logp_of(piece["logprobs_corr"], piece["action"])
                     if args.staleness > 0:
-                        logp_corr = cap_ratio(logp_corr, logp, 100)  # the cap of appendix B
+                        logp_corr = cap_ratio(logp_corr, logp, 100)  # appendix B; ppo.py has no cap
                     adv = (logp_prox - logp_corr).exp() * adv
                     pg_loss, clip_fraction = policy_loss(logp, logp_prox, adv, args.clip_coef)
                     kl = categorical_kl(logprobs_prox, logprobs)
@@ -443,6 +443,11 @@ CHECKPOINT_FORMAT = 2
 ADJUSTABLE = {"lr": "learning_rate", "adv-norm": "adv_norm", "prox": "prox_com", "n-pi": "n_pi"}
 LAPTOP = "--distribution-mode easy --num-levels 1 --num-envs 16 --num-steps 64 --channels 8 16 16"
 LAPTOP += " --reference-num-envs 16 --total-timesteps 120000"
+
+
+def adjustable(parser):
+    """What --no-adjust can name: the adjustments of flags that this file has."""
+    return [name for name, flag in ADJUSTABLE.items() if parser.get_default(flag) is not None]
 
 
 def fail(message, code=2):
@@ -516,8 +521,8 @@ def check_flags(args):
         network = 16 * sum(p.numel() for p in Impala(args.channels).parameters())
     widths = [(width, 64 // 2**i) for i, width in enumerate(args.channels)]
     network += 4 * 64 * sum(width * (side**2 + 7 * (side // 2) ** 2) for width, side in widths)
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    if Path("/proc/meminfo").exists():  # which knows of caches that would make room
+    free = math.inf
+    if Path("/proc/meminfo").exists():  # on Linux
         free = 1024 * int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0])
     if frames + network > free:
         flags = "--num-envs and --num-steps" if frames > network else "--channels"
@@ -707,8 +712,7 @@ class Run:
         due = must_save or now - self.last_save >= self.args.checkpoint_seconds
         saved = self.attempt(self.save, "checkpoint") if due else True
         if (finished and not logged) or (must_save and not saved):
-            hint = f"make room, then --resume {self.folder}"
-            fail(f"iteration {iteration} could not be written; {hint}", code=1)
+            self.give_up()
 
     def check_finite(self, iteration, stats):
         """A run that diverges stops here, before it replaces its last good checkpoint."""
@@ -729,6 +733,10 @@ class Run:
             reason = str(error).partition("\n")[0]
             self.say(f"warning: {what} not written ({reason}), trying again next iteration")
             return False
+
+    def give_up(self):
+        hint = f"make room, then --resume {self.folder}"
+        fail(f"iteration {self.state.iteration} could not be written; {hint}", code=1)
 
     def write_logs(self):
         unlogged, (writer, self.writer) = self.state.unlogged, (self.writer, None)
@@ -812,8 +820,9 @@ class Run:
 
     def finish(self):
         if self.state.unlogged:  # the last iteration's, and this is the resumed run
-            self.write_logs()
-            self.save()
+            logged = self.attempt(self.write_logs, "TensorBoard log")
+            if not (logged and self.attempt(self.save, "checkpoint")):
+                self.give_up()
         step, what = self.state.global_step, ", ".join(self.status(self.state.iteration)[:1])
         self.say(f"finished at {step:,} steps, {what}: {self.folder}/checkpoint.pt")
         more = f"--total-timesteps {2 * step}"
@@ -902,6 +911,8 @@ def announcement(run):
             yield "  but --adv-norm minibatch: its statistics depend on the batch size"
         if args.num_envs > args.reference_num_envs:
             yield "  but a larger batch: the paper claims invariance for small enough ones only"
+    if args.clip_coef == 0 and args.kl_coef == 0:
+        yield "note: with --clip-coef 0 and --kl-coef 0, nothing limits the update"
     if device.type == "cpu" and run.num_iterations * run.steps > 10_000_000:
         yield "note: on a CPU this takes weeks. A run for a laptop, some minutes long:"
         yield f"  python {SCRIPT}.py {LAPTOP}"

@@ -63,9 +63,9 @@ def test_end_to_end_on_a_real_game(script, game, envs, tmp_path):
     load(script).Agent([2, 2, 2], *(["dual"] if script in PPG else [])).load_state_dict(saved["agent"])
 
     logs = curves(folder)
-    expected = set(LOGGED) | ({"policy/prox_com"} if script in EWMA else set())
+    expected = set(LOGGED) | ({"policy/prox_age"} if script in EWMA else set())
     if script in PPG:
-        expected |= {"loss/aux_value", "loss/aux_clone_kl", "loss/aux_true_value"}
+        expected |= {"loss/aux_head", "loss/aux_clone_kl", "loss/aux_value_head"}
     assert logs.keys() == expected
     assert min(logs) == "episode/return"  # TensorBoard shows it first
     every = [envs * steps * (i + 1) for i in range(iterations)]

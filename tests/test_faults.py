@@ -25,6 +25,7 @@ from helpers import (
     environment,
     load,
     read_until,
+    run,
     start,
     tiny,
     train,
@@ -231,9 +232,11 @@ def test_a_log_that_fails_at_the_very_end_is_not_lost(tmp_path):
 
     with mock.patch.object(module.SummaryWriter, "flush", full):
         assert exit_code("ppo", "--resume", tmp_path / "run") == 1
+        assert exit_code("ppo", "--resume", tmp_path / "run") == 1  # nothing left to do but to log, and still no room
     assert checkpoint(tmp_path / "run")["iteration"] == 10 and checkpoint(tmp_path / "run")["unlogged"]
-    with command_line("ppo", ["--resume", tmp_path / "run"]):
-        module.main()
+    # In a process of its own: TensorBoard reads files in the order of their names, where of one second
+    # and one process the tenth comes before the ninth.
+    assert run("ppo", "--resume", tmp_path / "run")[0] == 0
     assert checkpoint(tmp_path / "run")["unlogged"] == []
     logs = [{tag: x for tag, x in curves(tmp_path / name).items() if tag[:5] != "time/"} for name in ("whole", "run")]
     assert logs[0] == logs[1]
@@ -288,3 +291,24 @@ def test_a_cpu_is_told_that_the_paper_takes_weeks(tmp_path):
     command = note.split("python ppo.py ")[1].split("\n")[0]
     with command_line("ppo", command.split()):
         assert load("ppo").parse_args()[0].total_timesteps < 200_000
+
+
+def test_frames_that_vanish_stop_the_run(tmp_path, capsys):
+    """A tidy system may delete the buffer within a phase: the frames must not turn black in silence."""
+    buffer = load("ppg").AuxiliaryBuffer
+    add = buffer.add
+
+    def tidy(self, *args):
+        if self.value_targets:
+            self.path.unlink()
+        add(self, *args)
+
+    with mock.patch.object(buffer, "add", tidy):
+        code, err = refusal(capsys, "ppg", *tiny("ppg"), "--run-dir", tmp_path / "run")
+    assert code == 1 and "frames.aux_buffer: No such file or directory" in err
+
+
+def test_a_run_that_nothing_limits_says_so(tmp_path, capsys):
+    with command_line("ppo", [*TINY, "--clip-coef", "0", "--run-dir", tmp_path / "run"]):
+        load("ppo").main()
+    assert "nothing limits the update" in capsys.readouterr().out

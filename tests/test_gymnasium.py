@@ -109,7 +109,7 @@ def test_it_trains_and_resumes(script, load, tmp_path):
     assert saved["episodes"].min() > 0  # all are in the middle of an episode
     logs = curves(out)
     assert [step for step, _ in logs["episode/return"]] == [32, 64, 96]
-    for tag in ["loss/aux_value", "loss/aux_true_value"] if script in PPG else []:  # a phase has 2 iterations
+    for tag in ["loss/aux_head", "loss/aux_value_head"] if script in PPG else []:  # a phase has 2 iterations
         assert [step for step, _ in logs[tag]] == [64] and np.isfinite(logs[tag]).all()
 
     Count.seeds.clear()

@@ -135,11 +135,11 @@ def test_proximal_network_is_the_average_and_starts_anew_with_each_phase(script,
     for i, averaged in enumerate(mid_phase["prox"].values()):
         expected = sum(s * theta[i].double() for s, theta in zip(shares, reversed(history), strict=True)) / sum(shares)
         assert torch.allclose(averaged.double(), expected, atol=1e-6)
-    com = curves(tmp_path / "mid")["policy/prox_com"][-1][1]
+    com = curves(tmp_path / "mid")["policy/prox_age"][-1][1]
     assert abs(com - sum(k * s for k, s in enumerate(shares)) / sum(shares)) < 1e-4
     if script in PPG:
         phase_end = train(script, tmp_path / "end", *flags, "--total-timesteps", "128")
-        assert (phase_end["prox_weight"], phase_end["prox_com"]) == (1.0, 0.0)
+        assert (phase_end["prox_weight"], phase_end["prox_age"]) == (1.0, 0.0)
         policy = [w for name, w in phase_end["agent"].items() if name.startswith(("trunk", "policy_head"))]
         assert all(torch.equal(w, p) for w, p in zip(policy, phase_end["prox"].values(), strict=True))
 

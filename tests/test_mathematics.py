@@ -158,7 +158,7 @@ def test_ewma_is_the_explicit_weighted_mean_from_the_first_step_on(module, decay
     policy = torch.nn.Linear(3, 2).double()
     prox = torch.nn.Linear(3, 2).double().requires_grad_(False)
     prox.load_state_dict(policy.state_dict())
-    state = SimpleNamespace(prox=prox, prox_weight=1.0, prox_com=0.0)
+    state = SimpleNamespace(prox=prox, prox_weight=1.0, prox_age=0.0)
     history = [policy.weight.detach().clone()]
     for _ in range(12):
         with torch.no_grad():
@@ -169,7 +169,7 @@ def test_ewma_is_the_explicit_weighted_mean_from_the_first_step_on(module, decay
         mean = sum(share * theta for share, theta in zip(shares, reversed(history), strict=True)) / shares.sum()
         close(prox.weight.detach(), mean, 1e-12)
         close(state.prox_weight, shares.sum(), 1e-12)
-        close(state.prox_com, (shares * np.arange(len(shares))).sum() / shares.sum(), 1e-12)
+        close(state.prox_age, (shares * np.arange(len(shares))).sum() / shares.sum(), 1e-12)
     if decay == 0:
         assert torch.equal(prox.weight, policy.weight)
 

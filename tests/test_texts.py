@@ -295,8 +295,8 @@ def test_the_reference_lists_what_a_run_writes(script, tmp_path):
     keys = {key for row in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", row.split(" | ")[0])}
     assert saved.keys() <= keys
     own = {"staleness": {"queue"}}.get(script, set()) | ({"aux_optimizer", "buffer"} if script in PPG else set())
-    own |= {"prox", "prox_weight", "prox_com"} if "ewma" in script else set()
-    assert keys - saved.keys() == {"queue", "aux_optimizer", "buffer", "prox", "prox_weight", "prox_com"} - own
+    own |= {"prox", "prox_weight", "prox_age"} if "ewma" in script else set()
+    assert keys - saved.keys() == {"queue", "aux_optimizer", "buffer", "prox", "prox_weight", "prox_age"} - own
     table = page.split("## The files of a run")[1].split("\n\n")[2]
     files = {name.split(".")[0] for name in re.findall(r"^\| `([\w.*]+)`", table, re.M)}
     assert {path.name.split(".")[0] for path in folder.iterdir()} <= files

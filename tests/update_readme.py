@@ -30,7 +30,7 @@ from lab.runs import Results  # noqa: E402
 FILES = [ROOT / name for name in ("README.md", "REFERENCE.md", "results/README.md", "experiments/README.md")]
 RESULTS = ROOT / "results"
 BLOCK = re.compile(r"(<!-- quote: ([\w -]+) -->\n)((?:(?!<!-- ).)*)(<!-- end -->)", re.S)
-BOOKKEEPING = r'\s*($|"""|stats\[|state.prox_com = )'  # in the idea, left out
+BOOKKEEPING = r'\s*($|"""|stats\[|state.prox_age = )'  # in the idea, left out
 NUMBER = re.compile(r"([-\d][\d.,e%-]*)<!-- ([\w -]+) -->")
 
 results = cache(lambda name: Results.of_csv(name, RESULTS))
