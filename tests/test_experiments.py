@@ -187,7 +187,7 @@ def test_a_new_experiment_is_one_entry(runs_dir, monkeypatch):
     """An entry in the catalogue is enough for a sweep, a figure, a table and statistics."""
 
     def settings(scale):
-        flags = {"num-envs": 4, "reference-num-envs": 4, "gamma": 0.9, "gae-lambda": 0.9}
+        flags = scale.ppo | {"num-envs": 4, "reference-num-envs": 4, "gamma": 0.9, "gae-lambda": 0.9}
         yield "gamma", 0.9, "ppo.py", flags
         yield "gamma", 0.99, "ppo.py", flags | {"gamma": 0.99}
         yield "lambda", 0.99, "ppo.py", flags | {"gae-lambda": 0.99}
@@ -197,7 +197,7 @@ def test_a_new_experiment_is_one_entry(runs_dir, monkeypatch):
         "{algorithm} looks ahead.",
         axis="discount",
         panels={"gamma": "discounted rewards", "lambda": "discounted errors"},
-        smoke=(["starpilot"], 2),
+        at={"smoke": {"seeds": 2, "flags": {"checkpoint-seconds": 30}}},  # the other flags stay
         shared={"gamma": ["lambda"]},
         figures={"curves": {"lines": ["gamma", "lambda"]}, "difference": ["gamma"]},
         tests={
@@ -206,6 +206,7 @@ def test_a_new_experiment_is_one_entry(runs_dir, monkeypatch):
         },
     )
     monkeypatch.setitem(EXPERIMENTS, "looking-ahead", entry)
+    assert runs_of("looking-ahead", "smoke")[0].flags.items() >= {"checkpoint-seconds": 30, "num-steps": 32}.items()
     printed = sweep("looking-ahead", runs_dir, "--seeds", 1)
     assert "3 runs: 0 finished already, 0 with another process, 3 to do" in printed
     for x in runs_of("looking-ahead", "smoke", seeds=[2]):

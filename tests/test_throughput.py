@@ -19,6 +19,7 @@ from helpers import ROOT, command_line, load
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import throughput  # noqa: E402
+from lab import gpu_model, timing  # noqa: E402
 
 SMALL = "--num-envs 8 --num-steps 16 --channels 2 2 2 --device cpu"
 
@@ -43,9 +44,9 @@ def test_operations_of_a_forward_pass():
     assert throughput.forward_operations([4, 5, 6]) == operations_by_hand([4, 5, 6])
 
 
-@pytest.mark.parametrize("name", throughput.CONFIGS)
+@pytest.mark.parametrize("name", timing.CONFIGS)
 def test_the_ceiling_counts_the_passes_that_a_script_makes(name, tmp_path):
-    config = throughput.CONFIGS[name]
+    config = timing.CONFIGS[name]
     flags = "--num-envs 2 --num-steps 16 --num-minibatches 2 --device cpu --checkpoint-seconds 1000".split()
     flags += [*config.flags, "--total-timesteps", "32" if name != "staleness" else "64", "--run-dir", tmp_path / "run"]
     with command_line(config.script, flags), FlopCounterMode(display=False) as counter:
@@ -59,14 +60,13 @@ def test_the_ceiling_counts_the_passes_that_a_script_makes(name, tmp_path):
 
 
 def test_from_end_to_end(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(throughput, "CONFIGS", {name: throughput.CONFIGS[name] for name in ("ppo", "ppo_ewma")})
-    monkeypatch.setattr(throughput, "OTHER_SIZES", {"ppo": [16, 8]})
+    monkeypatch.setattr(throughput, "CONFIGS", {name: timing.CONFIGS[name] for name in ("ppo", "ppo_ewma")})
+    monkeypatch.setattr(throughput, "OTHER_SIZES", {"ppo": [16]})
     files = ["--csv", tmp_path / "table.csv", "--plot", tmp_path / "bars.png"]
     with command_line("throughput", ["--quick", *SMALL.split(), *files]):
         throughput.main()
     printed, progress = capfd.readouterr()
-    assert "| ppo_ewma |" in printed and "ppo: 8 environments" in printed
-    assert "not measured, but computed" in printed and "frames: 1.6 MB up, 0.0 MB down, 0 waits" in printed
+    assert "| ppo_ewma |" in printed and re.search(r"ppo: 8 environments \d+ steps/s, 16 environments \d+ ", printed)
     sizes = ["environments alone", "ppo, 8 x 16", "ppo_ewma, 8 x 16", "ppo, 16 x 8"]
     speed = r": [\d,]+ steps/s\n"
     hint = r"\nTo share this table, open an issue titled 'throughput on .+' and paste it\.\n"
@@ -86,9 +86,9 @@ def test_from_end_to_end(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize("name", ["ppg_detach", "staleness"])
 def test_phases_of_the_scripts(name, tmp_path):
     phases = []
-    flags = throughput.flags_of(name, 8, 1, 2, arguments())
+    flags = timing.flags_of(name, 8, 1, 2, arguments())
     flags += ["--num-minibatches", 2, "--run-dir", tmp_path / "run"]
-    throughput.run_script(throughput.CONFIGS[name].script, flags, phases.append)
+    timing.run_script(timing.CONFIGS[name].script, flags, phases.append)
     update = ["optimise"] + 7 * ["auxiliary"] if name == "ppg_detach" else 3 * ["optimise"]
     first = update if name == "ppg_detach" else []
     assert phases == ["collect", "prepare", *first, "log", "collect", "prepare", *update, "log"]
@@ -121,11 +121,12 @@ def test_what_is_timed_comes_after_a_warm_up(name, training, tmp_path, monkeypat
         clock.now += time
 
     def run(command, **_):
-        throughput.measure_script(command[3], int(command[4]), command[5:])
+        timing.time_script(command[3], command[4:])
         return SimpleNamespace(returncode=0, stdout=capsys.readouterr().out)
 
-    monkeypatch.setattr(throughput, "time", SimpleNamespace(time=lambda: clock.now))
-    monkeypatch.setattr(throughput, "run_script", run_script)
+    for module in (throughput, timing):
+        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: clock.now))
+    monkeypatch.setattr(timing, "run_script", run_script)
     monkeypatch.setattr(subprocess, "run", run)
     result = throughput.measure_run(name, 8, 16, arguments(), tmp_path)
     assert (result["rollout"], result["forward"], result["total"]) == (2 + 5, 2, 2 + 5 + 2 + 7 + 11)
@@ -165,8 +166,8 @@ def test_the_ceiling_and_the_scripts_have_one_precision(flags, precision, monkey
     monkeypatch.setattr(throughput, "seconds", lambda product, _: products.append(product()) or 1)
     throughput.matrix_multiplication(args)
     assert products[0].dtype == precision
-    assert throughput.parsed("ppo", 8, 16, args)[0].bf16 == (precision == torch.bfloat16)
-    assert throughput.parsed("ppg_dual", 8, 16, arguments(f"{SMALL} --compile"))[0].compile
+    assert timing.parsed("ppo", 8, 16, args).bf16 == (precision == torch.bfloat16)
+    assert timing.parsed("ppg_dual", 8, 16, arguments(f"{SMALL} --compile")).compile
 
 
 class Border(TorchFunctionMode):
@@ -204,10 +205,10 @@ class Border(TorchFunctionMode):
         return x
 
 
-@pytest.mark.parametrize("name", throughput.CONFIGS)
+@pytest.mark.parametrize("name", timing.CONFIGS)
 def test_copies_and_waits_are_those_of_the_script(name, tmp_path):
     border, iterations = Border(), 1 + (name == "staleness")
-    flags = throughput.flags_of(name, 8, 2, iterations, arguments())
+    flags = timing.flags_of(name, 8, 2, iterations, arguments())
     flags += ["--microbatch-size", "3", "--run-dir", str(tmp_path / "run")]
     rollouts = []
 
@@ -219,27 +220,16 @@ def test_copies_and_waits_are_those_of_the_script(name, tmp_path):
         module.upload = border.upload
 
     with border:
-        throughput.run_script(throughput.CONFIGS[name].script, flags, at, change)
-    module = load(throughput.CONFIGS[name].script)
+        timing.run_script(timing.CONFIGS[name].script, flags, at, change)
+    module = load(timing.CONFIGS[name].script)
     with command_line(name, flags):
         args, _ = module.parse_args()
-    expected = throughput.totals(throughput.expected_copies(args, module.adjust_for_batch_size(args)))
-    assert expected == {"up_mb": border.up / 1e6, "down_mb": border.down / 1e6, "waits": border.waits}
+    assert gpu_model.copies(args) == (border.up, border.down, border.waits)
 
 
 def test_ppo_copies_no_more_than_frames_and_little_else():
-    args = arguments("--device cpu")
-    assert throughput.totals(throughput.expected_copies(*throughput.parsed("ppo", 64, 256, args)))["up_mb"] < 205
-
-
-def test_copies_and_waits_in_a_profile():
-    def copy(kind, size):
-        return {"cat": "gpu_memcpy", "name": f"Memcpy {kind} (Pageable -> Device)", "args": {"bytes": size}}
-
-    events = [copy("HtoD", 3_000_000), copy("HtoD", 1_000_000), copy("DtoH", 500_000), copy("DtoD", 9_000_000)]
-    waits = ["cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize", "cudaLaunchKernel"]
-    events += [{"cat": "cuda_runtime", "name": name} for name in waits] + [{"ph": "M"}]
-    assert throughput.copies(events) == {"up_mb": 4, "down_mb": 0.5, "waits": 2}
+    up, _, _ = gpu_model.copies(timing.parsed("ppo", 64, 256, arguments("--device cpu")))
+    assert up < 205e6
 
 
 def test_profile(capfd):
@@ -248,7 +238,7 @@ def test_profile(capfd):
     printed, progress = capfd.readouterr()
     lines = ["a large matrix multiplication", "forward-backward passes of 64 frames, timed as a whole"]
     assert progress.splitlines() == [*lines, "5 passes, by operation"]  # and nothing of PyTorch's
-    rows = dict(re.findall(r"^\| (.*?) \| (.*) \|$", printed, re.MULTILINE))
+    rows = dict(re.findall(r"^\| ([^-]*?) \| (.*) \|$", printed, re.MULTILINE))
     milliseconds, shares = ([float(rows[x].split(" | ")[i].strip("%")) for x in list(rows)[1:]] for i in (0, 1))
     assert sum(shares) == pytest.approx(100, abs=len(shares) / 2)
     assert shares == pytest.approx([100 * x / sum(milliseconds) for x in milliseconds], abs=1)
@@ -278,8 +268,8 @@ def test_a_profile_on_a_gpu_counts_a_kernel_once():
 
 @pytest.mark.parametrize("name", ["ppo", "ppg_ewma", "staleness"])
 def test_the_model_counts_an_iteration_from_two_short_ones(name, tmp_path):
-    args, config = arguments("--num-envs 8 --num-steps 6 --channels 2 2 2 --model"), throughput.CONFIGS[name]
-    whole, extrapolated = throughput.count(name, 6, args, tmp_path), throughput.count_iteration(name, args, tmp_path)
+    args, config = arguments("--num-envs 8 --num-steps 6 --channels 2 2 2 --model"), timing.CONFIGS[name]
+    whole, extrapolated = gpu_model.count(name, 6, args, tmp_path), gpu_model.count_iteration(name, args, tmp_path)
     assert whole.keys() == extrapolated.keys()
     for key in whole:
         assert extrapolated[key] == pytest.approx(whole[key], rel=0.01), key
@@ -298,20 +288,21 @@ def test_the_model_counts_an_iteration_from_two_short_ones(name, tmp_path):
 
 
 def test_what_the_model_predicts():
-    copied = {"up_mb": 320, "down_mb": 0, "waits": 100}
+    copied = 320e6, 0, 100
     counts = {("optimise", "convolution", (3,)): (10, 82.6e12, 1e9), ("optimise", "relu", (3,)): (10, 0, 1008e9)}
     counts["collect", "relu", ()] = (1000, 0, 10)
-    parts, least = throughput.predict(counts, copied, "RTX 4090", bf16=False)
+    parts, least = gpu_model.predict(counts, copied, "RTX 4090", bf16=False)
     copies = 320e6 / 32e9 + 320e6 / 5e9 + 100 * 20e-6
     assert parts == pytest.approx({"optimise": 1 / 0.3 + 1 / 0.75, "collect": 1000 * 5e-6, "copies": copies})
     assert least == pytest.approx(2, rel=1e-6)
-    halved, _ = throughput.predict(counts, copied, "RTX 4090", bf16=True)
+    halved, _ = gpu_model.predict(counts, copied, "RTX 4090", bf16=True)
     assert halved["optimise"] == pytest.approx(0.5 / 0.3 + 1 / 0.75)
 
 
 @pytest.mark.parametrize("flags, gpus", [("", {"RTX 4090", "A100", "T4"}), ("--bf16", {"RTX 4090", "A100"})])
 def test_model(flags, gpus, monkeypatch, capsys):
-    monkeypatch.setattr(throughput, "CONFIGS", {"ppo": throughput.CONFIGS["ppo"]})
+    for module in (throughput, gpu_model):
+        monkeypatch.setattr(module, "CONFIGS", {"ppo": timing.CONFIGS["ppo"]})
     monkeypatch.setattr(throughput, "measure_environments", lambda _: 4096)
     with command_line("throughput", f"--model --num-envs 8 --channels 2 2 2 {flags}".split()):
         throughput.main()
@@ -358,9 +349,9 @@ def test_bad_input_ends_before_anything_is_measured(flags, message, monkeypatch,
 
 def test_the_process_that_measures(tmp_path, capsys):
     """In this process: what it prints is JSON, with all that measure() needs."""
-    flags = throughput.flags_of("ppo", 8, 1, 2, arguments()) + ["--run-dir", str(tmp_path / "run")]
+    flags = timing.flags_of("ppo", 8, 1, 2, arguments()) + ["--run-dir", str(tmp_path / "run")]
     with command_line("ppo", []):
-        throughput.measure_script("ppo", 2, flags)
+        timing.time_script("ppo", flags)
     result = json.loads(capsys.readouterr().out)
     assert result.keys() == {"first_step", "forward", "peak_anon_gb", "rollout", "total"}
     assert 0 < result["forward"] < result["rollout"] < result["total"]

@@ -3,13 +3,12 @@
 import csv
 import itertools
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 with open(Path(__file__).with_name("procgen_return_range.csv"), newline="") as file:
     RANGES = {row["game"]: row for row in csv.DictReader(line for line in file if line[0] != "#")}
 GAMES = list(RANGES)
-SCALES = ["paper", "small", "smoke"]
 ALGORITHMS = {"ppo": "PPO", "ppo-ewma": "PPO-EWMA", "ppg": "PPG", "ppg-ewma": "PPG-EWMA"}
 
 
@@ -18,23 +17,66 @@ def return_range(game, mode):
     return tuple(float(RANGES[game][f"{mode}_{end}"]) for end in ("min", "max"))
 
 
-# Flags that all runs of a scale share. The report names those that differ from the paper's.
-SHARED = ["distribution-mode", "num-levels", "num-steps", "channels", "total-timesteps"]
-BASE = {
-    "paper": dict(zip(SHARED, ["hard", 0, 256, [16, 32, 32], 100_000_000], strict=True)),
-    "small": dict(zip(SHARED, ["easy", 1, 64, [8, 16, 16], 114_688], strict=True)),
-    "smoke": dict(zip(SHARED, ["easy", 1, 32, [2, 2, 2], 384], strict=True)),
+# The scales. An experiment's entry may change any of this for itself: at={"small": {"seeds": 2}}.
+
+
+@dataclass
+class Scale:
+    games: list
+    seeds: int
+    flags: dict  # of all scripts
+    ppo: dict  # flags of PPO
+    ppg: dict  # flags of PPG; n-pi is for num_envs environments
+    num_envs: int  # where the batch size is not what is studied
+    sizes: list  # numbers of environments where it is, the reference first
+    learning_rate: float  # at that reference
+    ages: list  # of stale data, in iterations
+    grid: int  # points each way of com-vs-kl
+    invariant: str = "ppo"  # the algorithm whose batch size is studied
+    beyond: bool = False  # with settings that the paper does not have
+
+
+SHARED = ["distribution-mode", "num-levels", "num-steps", "channels", "total-timesteps"]  # one for all runs of a scale
+SCALES = {
+    "paper": Scale(
+        games=GAMES,
+        seeds=3,
+        flags=dict(zip(SHARED, ["hard", 0, 256, [16, 32, 32], 100_000_000], strict=True)),
+        ppo={"epochs": 3},
+        ppg={"arch": "dual", "n-pi": 32, "aux-epochs": 6, "aux-rollouts": 16},
+        num_envs=256,
+        sizes=[256, 64, 16, 4, 1],
+        learning_rate=5e-4,
+        ages=[0, 1, 2, 4, 8, 16, 32, 64],
+        grid=5,
+        invariant="ppg",
+    ),
+    "small": Scale(
+        games=["starpilot"],
+        seeds=3,
+        flags=dict(zip(SHARED, ["easy", 1, 64, [8, 16, 16], 114_688], strict=True)),
+        ppo={"epochs": 1},
+        ppg={"arch": "detach", "n-pi": 8, "aux-epochs": 2, "aux-rollouts": 4},  # most of PPG's time is in this phase
+        num_envs=16,
+        sizes=[64, 16, 4, 1],
+        learning_rate=1e-3,  # for 64 environments: the 5e-4 of 16
+        ages=[0, 1, 2, 4, 8, 16],
+        grid=4,
+        beyond=True,
+    ),
+    "smoke": Scale(
+        games=["starpilot"],  # where episodes are short
+        seeds=2,
+        flags=dict(zip(SHARED, ["easy", 1, 32, [2, 2, 2], 384], strict=True)),
+        ppo={"epochs": 1},
+        ppg={"arch": "detach", "n-pi": 1, "aux-epochs": 1, "aux-rollouts": 4},
+        num_envs=4,
+        sizes=[4, 2],
+        learning_rate=5e-4,
+        ages=[0, 1],
+        grid=2,
+    ),
 }
-PPO_EPOCHS = {"paper": 3, "small": 1, "smoke": 1}
-PPG = {  # the auxiliary phase costs most of PPG's time; n-pi is stated for the default number of environments
-    "paper": {"arch": "dual", "n-pi": 32, "aux-epochs": 6, "aux-rollouts": 16},
-    "small": {"arch": "detach", "n-pi": 8, "aux-epochs": 2, "aux-rollouts": 4},
-    "smoke": {"arch": "detach", "n-pi": 1, "aux-epochs": 1, "aux-rollouts": 4},
-}
-DEFAULT_ENVS = {"paper": 256, "small": 16, "smoke": 4}
-# Batch sizes, the reference first. Small: step size 1e-3 for 64 environments is 5e-4 for the default 16.
-SIZES = {"paper": [256, 64, 16, 4, 1], "small": [64, 16, 4, 1], "smoke": [4, 2]}
-SIZES_LEARNING_RATE = {"paper": 5e-4, "small": 1e-3, "smoke": 5e-4}
 
 
 @dataclass
@@ -62,9 +104,8 @@ class Run:
 
     def words(self):
         """The script and its flags, but for where to write."""
-        flags = {"env-id": self.game, "seed": self.seed} | self.flags
         words = [self.script]
-        for flag, value in flags.items():
+        for flag, value in ({"env-id": self.game, "seed": self.seed} | self.flags).items():
             words += [f"--{flag}", *map(str, value if isinstance(value, list) else [value])]
         return words
 
@@ -78,43 +119,25 @@ class Run:
         return json.dumps(asdict(self), indent=1)
 
 
-# Algorithms, as script and flags, at the default batch size or at one of several.
+# Algorithms, as script and flags, at the scale's number of environments or at one of several.
 
 
-def ppo(scale, ewma=False):
-    return ("ppo_ewma.py" if ewma else "ppo.py"), {"epochs": PPO_EPOCHS[scale]}
+def algorithm(scale, name, ewma=False, **more):
+    """PPO or PPG."""
+    sizes = {"num-envs": scale.num_envs, "reference-num-envs": scale.num_envs}
+    return f"{name}{'_ewma' * ewma}.py", getattr(scale, name) | sizes | with_dashes(more)
 
 
-def ppg(scale, ewma=False):
-    return ("ppg_ewma.py" if ewma else "ppg.py"), PPG[scale]
-
-
-def invariant(scale):
-    """The algorithm of the experiments on batch size: PPG-EWMA; below the paper's scale PPO-EWMA, which is faster."""
-    return ppg(scale, ewma=True) if scale == "paper" else ppo(scale, ewma=True)
-
-
-def coupled(scale):
-    """The same without EWMA."""
-    return ppg(scale) if scale == "paper" else ppo(scale)
-
-
-def at_default_size(scale, algorithm, **more):
-    script, flags = algorithm
-    sizes = {"num-envs": DEFAULT_ENVS[scale], "reference-num-envs": DEFAULT_ENVS[scale]}
-    return script, flags | sizes | with_dashes(more)
-
-
-def at_size(scale, size, algorithm, **more):
-    """With one policy epoch, so that PPO can be invariant."""
-    script, flags = algorithm
-    reference, rate = SIZES[scale][0], SIZES_LEARNING_RATE[scale]
-    flags = flags | {"num-envs": size, "reference-num-envs": reference, "learning-rate": rate}
+def at_size(scale, size, name=None, ewma=True, **more):
+    """The algorithm of the experiments on batch size. One policy epoch, so that PPO can be invariant, too."""
+    reference, rate = scale.sizes[0], scale.learning_rate
+    script, flags = algorithm(scale, name or scale.invariant, ewma)
+    flags |= {"num-envs": size, "reference-num-envs": reference, "learning-rate": rate}
     if "epochs" in flags:
         flags["epochs"] = 1
     else:
         flags["aux-learning-rate"] = rate
-        flags["n-pi"] = max(1, flags["n-pi"] * DEFAULT_ENVS[scale] // reference)  # the phase is as long as elsewhere
+        flags["n-pi"] = max(1, flags["n-pi"] * scale.num_envs // reference)  # the phase is as long as elsewhere
     return script, flags | with_dashes(more)
 
 
@@ -122,104 +145,34 @@ def with_dashes(flags):
     return {name.replace("_", "-"): value for name, value in flags.items()}
 
 
-# Each experiment's settings: (variant, value, script, flags).
-
-
-def staleness(scale):
-    """Fig. 1, 7-9. Fresh data make the three losses one; those runs are listed under `decoupled` only."""
-    ages = {"paper": [0, 1, 2, 4, 8, 16, 32, 64], "small": [0, 1, 2, 4, 8, 16], "smoke": [0, 1]}[scale]
-    seconds = {"checkpoint-seconds": 3600} if scale == "paper" else {}  # checkpoints hold up to 51.5 GB
-    algorithm = "staleness.py", ppo(scale)[1] | seconds
-    for loss in ["decoupled", "behavior", "recent"]:
-        for age in ages if loss == "decoupled" else ages[1:]:
-            yield loss, age, *at_default_size(scale, algorithm, staleness=age, staleness_loss=loss)
-
-
-def batch_size(scale):
-    """Fig. 2, 3, 10-15, table 5. At the reference there is nothing to adjust, so nothing to ablate: `all` covers it."""
-    largest, *smaller = SIZES[scale]
-    for size in SIZES[scale]:
-        yield "all", size, *at_size(scale, size, invariant(scale))
-    for variant, adjustment in [("no-step-size", "lr"), ("no-adv-norm", "adv-norm"), ("no-ewma-adjustment", "prox")]:
-        for size in smaller:
-            yield variant, size, *at_size(scale, size, invariant(scale), no_adjust=[adjustment])
-    for size in SIZES[scale]:
-        yield "no-ewma", size, *at_size(scale, size, coupled(scale))
-    yield "floor", largest, *at_size(scale, largest, coupled(scale), clip_coef=0, kl_coef=1 / 256)
-    if scale == "small":
-        # Is it the age that makes no-ewma-adjustment what it is? The largest batch, as young in environment steps.
-        for size in smaller:
-            yield "same-age", size, *at_size(scale, largest, invariant(scale), prox_com=8 * size / largest)
-        # PPO has no n_pi, so here is a little PPG-EWMA to see that adjustment at work.
-        for size in (64, 4):
-            yield "ppg-ewma", size, *at_size(scale, size, ppg(scale, ewma=True))
-        yield "ppg-ewma-no-n-pi", 4, *at_size(scale, 4, ppg(scale, ewma=True), no_adjust=["n-pi"])
-
-
-def ewma(scale):
-    """Fig. 4, 17."""
-    yield "algorithms", "ppo", *at_default_size(scale, ppo(scale))
-    yield "algorithms", "ppo-ewma", *at_default_size(scale, ppo(scale, ewma=True))
-    yield "algorithms", "ppg", *at_default_size(scale, ppg(scale))
-    yield "algorithms", "ppg-ewma", *at_default_size(scale, ppg(scale, ewma=True))
-    if scale == "small":
-        # With one epoch of 8 minibatches, PPO's old policy is 3.5 steps old on average. Is it the age that matters?
-        yield "as-old-as-ppo", "ppo-ewma", *at_default_size(scale, ppo(scale, ewma=True), prox_com=3.5)
-
-
-def linear_lr(scale):
-    """Fig. 5, 16."""
-    for size in SIZES[scale]:
-        yield "linear", size, *at_size(scale, size, invariant(scale), lr_rule="linear")
-
-
-def adam_betas(scale):
-    """Fig. 6. At the reference the betas are as stated whatever the rule, so those runs are listed once."""
-    for betas in ["none", "beta2", "both"]:
-        for size in SIZES[scale] if betas == "none" else SIZES[scale][1:]:
-            yield betas, size, *at_size(scale, size, invariant(scale), adjust_betas=betas)
-
-
-def com_vs_kl(scale):
-    """Fig. 18. The paper's text gives the default corner, not the grid: we halve the one and double the other."""
-    number, steps = {"paper": (5, 20_000_000), "small": (4, 114_688), "smoke": (2, 192)}[scale]
-    for kl, com in itertools.product([2**n for n in range(number)], [8 / 2**n for n in range(number)]):
-        grid = {"clip_coef": 0, "kl_coef": kl, "prox_com": com, "total_timesteps": steps}
-        yield f"kl-{kl}", f"com-{com:g}", *at_size(scale, 1, invariant(scale), **grid)
-
-
 @dataclass
 class Experiment:
     """Everything about an experiment: its runs, and what figures.py makes of them."""
 
-    settings: callable  # of a scale: (variant, value, script, flags) for each setting
+    settings: callable  # of a Scale: (variant, value, script, flags) for each setting
     about: str  # the caption's first sentences
     axis: str  # what the values are, for legends and tables; "" if they say it themselves
     panels: dict  # variant: title of its panel, in the figure's order
-    paper: tuple = (GAMES, 3)  # games and number of seeds at each scale
-    small: tuple = (["starpilot"], 3)
-    smoke: tuple = (["starpilot"], 2)  # where episodes are short
+    at: dict = field(default_factory=dict)  # name of a scale: what is not as in SCALES
     shared: dict = field(default_factory=dict)  # variant: the others that the runs of its first setting serve, too
     figures: dict = field(default_factory=lambda: {"curves": {}})  # kind of figure (in drawing.py): its options
     tests: dict = field(default_factory=dict)  # kind of test (in reporting.py): what is tested
 
 
-ABLATIONS = {
-    "no-step-size": "no step size adjustment",
-    "no-adv-norm": "no adv. norm. adjustment",
-    "no-ewma-adjustment": "no EWMA adjustment",
-    "no-ewma": "no EWMA at all",
-}
+# Each experiment: its settings (variant, value, script, flags), what it compares, and its entry.
 
 
-FLOOR = "Dotted: without EWMA, at the largest batch size, with a KL penalty too weak: a floor."
-SAME_AGE = "Hollow: 64 environments, their average as young as that of the filled ones."
-OLD = "As old as PPO's: an average as old as PPO's old policy, 3.5 steps."
+def staleness(scale):
+    """Fresh data make the three losses one; those runs are listed under `decoupled` only."""
+    for loss in ["decoupled", "behavior", "recent"]:
+        for age in scale.ages if loss == "decoupled" else scale.ages[1:]:
+            _, flags = algorithm(scale, "ppo", staleness=age, staleness_loss=loss)
+            yield loss, age, "staleness.py", flags
 
 
-def decoupling(ages):
+def decoupling(results):
     """Pairs to compare: at each staleness, and at all of them together, which are then strata as games are."""
-    pairs, ages = [], [age for age in ages if age != "0"]
+    pairs, ages = [], [age for age in results.values("decoupled") if age != "0"]
     for other in ("recent", "behavior"):
         settings = [(("decoupled", age), (other, age)) for age in ages]
         pairs += [(f"decoupled {age}", f"{other} {age}", [pair]) for age, pair in zip(ages, settings, strict=True)]
@@ -228,6 +181,64 @@ def decoupling(ages):
     return pairs
 
 
+def batch_size(scale):
+    """At the reference there is nothing to adjust, so nothing to ablate: `all` covers it."""
+    largest, *smaller = scale.sizes
+    for size in scale.sizes:
+        yield "all", size, *at_size(scale, size)
+    for variant, adjustment in [("no-step-size", "lr"), ("no-adv-norm", "adv-norm"), ("no-ewma-adjustment", "prox")]:
+        for size in smaller:
+            yield variant, size, *at_size(scale, size, no_adjust=[adjustment])
+    for size in scale.sizes:
+        yield "no-ewma", size, *at_size(scale, size, ewma=False)
+    yield "floor", largest, *at_size(scale, largest, ewma=False, clip_coef=0, kl_coef=1 / 256)
+    if scale.beyond:
+        # Is it the age that makes no-ewma-adjustment what it is? The largest batch, as young in environment steps.
+        for size in smaller:
+            yield "same-age", size, *at_size(scale, largest, prox_com=8 * size / largest)
+        # PPO has no n_pi, so here is a little PPG-EWMA to see that adjustment at work.
+        for size in (64, 4):
+            yield "ppg-ewma", size, *at_size(scale, size, "ppg")
+        yield "ppg-ewma-no-n-pi", 4, *at_size(scale, 4, "ppg", no_adjust=["n-pi"])
+
+
+def ewma(scale):
+    yield "algorithms", "ppo", *algorithm(scale, "ppo")
+    yield "algorithms", "ppo-ewma", *algorithm(scale, "ppo", ewma=True)
+    yield "algorithms", "ppg", *algorithm(scale, "ppg")
+    yield "algorithms", "ppg-ewma", *algorithm(scale, "ppg", ewma=True)
+    if scale.beyond:
+        # With one epoch of 8 minibatches, PPO's old policy is 3.5 steps old on average. Is it the age that matters?
+        yield "as-old-as-ppo", "ppo-ewma", *algorithm(scale, "ppo", ewma=True, prox_com=3.5)
+
+
+def linear_lr(scale):
+    for size in scale.sizes:
+        yield "linear", size, *at_size(scale, size, lr_rule="linear")
+
+
+def adam_betas(scale):
+    """At the reference the betas are as stated whatever the rule, so those runs are listed once."""
+    for betas in ["none", "beta2", "both"]:
+        for size in scale.sizes if betas == "none" else scale.sizes[1:]:
+            yield betas, size, *at_size(scale, size, adjust_betas=betas)
+
+
+def com_vs_kl(scale):
+    """The paper's text gives the default corner, not the grid: we halve the one and double the other."""
+    for kl, com in itertools.product([2**n for n in range(scale.grid)], [8 / 2**n for n in range(scale.grid)]):
+        yield f"kl-{kl}", f"com-{com:g}", *at_size(scale, 1, clip_coef=0, kl_coef=kl, prox_com=com)
+
+
+ABLATIONS = {
+    "no-step-size": "no step size adjustment",
+    "no-adv-norm": "no adv. norm. adjustment",
+    "no-ewma-adjustment": "no EWMA adjustment",
+    "no-ewma": "no EWMA at all",
+}
+FLOOR = "Dotted: without EWMA, at the largest batch size, with a KL penalty too weak: a floor."
+SAME_AGE = "Hollow: 64 environments, their average as young as that of the filled ones."
+OLD = "As old as PPO's: an average as old as PPO's old policy, 3.5 steps."
 BASE_PPO, PPO_EWMA, BASE_PPG, PPG_EWMA = (("algorithms", name) for name in ALGORITHMS)
 AS_OLD = ("as-old-as-ppo", "ppo-ewma")
 
@@ -241,10 +252,10 @@ EXPERIMENTS = {
             "decoupled": "decoupled objective",
             "behavior": "behaviour policy for both",
         },
-        paper=(GAMES, 4),
+        at={"paper": {"seeds": 4, "flags": {"checkpoint-seconds": 3600}}},  # checkpoints hold up to 51.5 GB
         shared={"decoupled": ["behavior", "recent"]},
         figures={"curves": {"lines": ["recent", "decoupled", "behavior"]}},
-        tests={"better": ("Does decoupling help?", lambda results: decoupling(results.values("decoupled")))},
+        tests={"better": ("Does decoupling help?", decoupling)},
     ),
     "batch-size": Experiment(
         batch_size,
@@ -278,10 +289,9 @@ EXPERIMENTS = {
         "All four algorithms at the default batch size (paper's fig. 4).",
         axis="",
         panels={"algorithms": "all four algorithms"},
-        paper=(GAMES, 4),
-        # starpilot, and the two of fruitbot, dodgeball, bigfish, chaser, bossfight and leaper where a run of PPO with
-        # seed 101 learnt most
-        small=(["starpilot", "fruitbot", "dodgeball"], 3),
+        # small: starpilot, and the two of fruitbot, dodgeball, bigfish, chaser, bossfight and leaper where a run of PPO
+        # with seed 101 learnt most
+        at={"paper": {"seeds": 4}, "small": {"games": ["starpilot", "fruitbot", "dodgeball"]}},
         figures={
             "gains": {  # which setting minus which other, and what the caption says
                 "PPO-EWMA\nminus PPO": (PPO_EWMA, BASE_PPO, ""),
@@ -317,8 +327,7 @@ EXPERIMENTS = {
             "beta2": r"$\beta_2$ adjusted",
             "both": r"$\beta_1$ and $\beta_2$ adjusted",
         },
-        paper=(["heist"], 3),
-        small=(["heist"], 3),
+        at={"paper": {"games": ["heist"]}, "small": {"games": ["heist"]}},
         shared={"none": ["beta2", "both"]},
         tests={"largest_minus_smallest": ["none", "beta2", "both"]},
     ),
@@ -328,21 +337,29 @@ EXPERIMENTS = {
         "{reference} times as long.",
         axis="",
         panels={},
-        paper=(["starpilot"], 2),
-        small=(["starpilot"], 2),
-        smoke=(["starpilot"], 1),
+        at={
+            "paper": {"games": ["starpilot"], "seeds": 2, "flags": {"total-timesteps": 20_000_000}},
+            "small": {"seeds": 2},
+            "smoke": {"seeds": 1, "flags": {"total-timesteps": 192}},
+        },
         figures={"grid": ("centre of mass of the EWMA (--prox-com)", "KL penalty (--kl-coef)")},
     ),
 }
 
 
+def scale_of(experiment, name):
+    """A scale, with what the experiment's entry changes of it; flags are added to its own."""
+    scale, changes = SCALES[name], EXPERIMENTS[experiment].at.get(name, {})
+    changes = {key: getattr(scale, key) | x if isinstance(x, dict) else x for key, x in changes.items()}
+    return replace(scale, **changes)
+
+
 def runs_of(experiment, scale, games=None, seeds=None):
     """All runs of an experiment; seeds outermost, so that an unfinished sweep has something of everything."""
-    entry = EXPERIMENTS[experiment]
-    default_games, number = getattr(entry, scale)
+    at = scale_of(experiment, scale)
     return [
-        Run(experiment, scale, variant, str(value), game, seed, script, BASE[scale] | flags)
-        for seed in seeds or range(1, number + 1)
-        for game in games or default_games
-        for variant, value, script, flags in entry.settings(scale)
+        Run(experiment, scale, variant, str(value), game, seed, script, at.flags | flags)
+        for seed in seeds or range(1, at.seeds + 1)
+        for game in games or at.games
+        for variant, value, script, flags in EXPERIMENTS[experiment].settings(at)
     ]

@@ -20,22 +20,30 @@ ROW += ["mean_normalised_return", "clip_fraction", "advantage_swing"]
 WORDS = ["game", "variant", "value", "scale", "script"]  # columns that are not numbers
 
 
+def key_of(run):
+    return {name: getattr(run, name) for name in KEY}
+
+
+def in_order(runs, experiment, scale):
+    """Sorted by setting, as the catalogue lists them, then by game and seed."""
+    settings = list(dict.fromkeys((run.variant, run.value) for run in runs_of(experiment, scale, GAMES[:1], [1])))
+    runs = [run for run in runs if (run.variant, run.value) in settings]
+    return sorted(runs, key=lambda run: (settings.index((run.variant, run.value)), run.game, run.seed))
+
+
 def find_runs(runs_dir, experiment, scale=None):
     """The runs of an experiment at one scale, and lines about what is wrong or left out."""
     found, notes = [], []
-    for path in sorted(Path(runs_dir, experiment).glob("*/sweep/*.json")):
+    for path in Path(runs_dir, experiment).glob("*/sweep/*.json"):
         try:
             found.append(Run(**json.loads(path.read_text())))
         except (ValueError, TypeError):
             notes.append(f"{path}: is damaged, or none of ours; left out")
     scales = [x for x in SCALES if any(run.scale == x for run in found)]
-    if scale is None and scales:
-        scale = scales[0]
-        if len(scales) > 1:
-            notes.append(f"runs of mixed scale: {', '.join(scales)}; this is {scale}, and --scale shows the others")
-    runs = [run for run in found if run.scale == scale]
-    order = [(run.variant, run.value) for run in runs_of(experiment, scale or SCALES[0], GAMES[:1], [1])]
-    runs = [run for setting in order for run in runs if (run.variant, run.value) == setting]
+    if scale is None and len(scales) > 1:
+        notes.append(f"runs of mixed scale: {', '.join(scales)}; this is {scales[0]}, and --scale shows the others")
+    scale = scale or next(iter(scales or SCALES))
+    runs = in_order([run for run in found if run.scale == scale], experiment, scale)
     kinds = pd.Series([json.dumps([run.flags[x] for x in SHARED]) for run in runs], dtype=object)
     if kinds.nunique() > 1:
         kept = kinds.mode()[0]
@@ -104,10 +112,9 @@ class Results:
         """Read what the runs have written. Appends to notes what is wrong with their files."""
         rows, points = [], []
         for run in tqdm(runs, "reading runs", unit=" runs", delay=2, leave=False, disable=None):
-            label = {name: getattr(run, name) for name in KEY}
             row, curve = read_run(run, runs_dir, notes)
-            rows.append(label | row)
-            points += [label | dict(zip(CURVE, point, strict=True)) for point in curve]
+            rows.append(key_of(run) | row)
+            points += [key_of(run) | dict(zip(CURVE, point, strict=True)) for point in curve]
         return cls(experiment, runs, pd.DataFrame(rows), pd.DataFrame(points, columns=KEY + CURVE), runs_dir)
 
     @classmethod
@@ -119,19 +126,16 @@ class Results:
         )
         if rows["scale"].nunique() != 1 or rows["scale"].iloc[0] not in SCALES:
             raise ValueError(f"they must be of one scale, not of {', '.join(rows['scale'].unique()) or 'none'}")
+        scale, games, seeds = rows["scale"].iloc[0], set(rows["game"]), set(rows["seed"])
         rows = rows.sort_values(["finished", "steps"], kind="stable").drop_duplicates(KEY, keep="last")
         points = points.merge(rows[[*KEY, "origin"]])
-        runs = runs_of(experiment, rows["scale"].iloc[0], sorted(set(rows["game"])), sorted(set(rows["seed"])))
-        order = {setting: place for place, setting in enumerate(dict.fromkeys((x.variant, x.value) for x in runs))}
-        rows, points = (
-            table.assign(setting=[order[x] for x in zip(table["variant"], table["value"], strict=True)])
-            .sort_values(["setting", "game", "seed", *more])
-            .drop(columns=["origin", "setting"])
-            .reset_index(drop=True)
-            for table, more in ((rows, []), (points, ["step"]))
-        )
         there = set(rows[KEY].itertuples(index=False, name=None))
-        runs = [run for run in runs if (run.game, run.variant, run.value, run.seed) in there]
+        runs = in_order(runs_of(experiment, scale, games, seeds), experiment, scale)
+        runs = [run for run in runs if tuple(key_of(run).values()) in there]
+        if len(runs) < len(rows):
+            raise ValueError("they have runs that are none of this experiment's")
+        keys = pd.DataFrame(map(key_of, runs))
+        rows, points = (keys.merge(table).drop(columns="origin") for table in (rows, points))
         return cls(experiment, runs, rows, points, folders=folders)
 
     def usable(self, rows, points):
