@@ -1,0 +1,110 @@
+"""The learning curves of results/*.csv, whatever experiments are there, and what the texts say about them."""
+
+import csv
+import re
+from collections import defaultdict
+from statistics import mean, stdev
+
+from annotate import to_html
+
+FIRST = ["batch-size", "staleness", "ewma", "learning", "bf16"]  # the order on the page; others follow
+SETTINGS = ("game", "variant", "value")
+
+
+def read_csv(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def experiments(folder, claims):
+    """Tables with learning curves: a step, a return or a standard deviation, and which run it is of."""
+    found = {}
+    for path in sorted(folder.glob("*.csv")):
+        rows = read_csv(path)
+        columns = rows[0].keys() if rows else set()
+        measured = next((name for name in ("return", "std") if name in columns), None)
+        if measured and "step" in columns and columns & {"value", "label"}:
+            found[path.stem] = experiment(path.stem, rows, measured, folder, claims.get(path.stem))
+    order = sorted(found, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
+    return [found[name] for name in order]
+
+
+def experiment(name, rows, measured, folder, claim):
+    runs = defaultdict(list)
+    for row in rows:
+        setting = [row.get("game", ""), row.get("variant", ""), row.get("value", row.get("label"))]
+        seed = row.get("seed") or re.sub(r".*?(\d+)$", r"\1", row.get("run", "1"))
+        runs[(*setting, seed)].append((float(row["step"]), float(row[measured])))
+    steps, curves = [], []
+    for (game, variant, value, seed), points in runs.items():
+        points.sort()
+        xs = [round(x) for x, _ in points]
+        if xs not in steps:
+            steps.append(xs)
+        ys = [float(f"{y:.4g}") for _, y in points]
+        run = {"game": game, "variant": variant, "value": value, "seed": seed}
+        curves.append(run | {"steps": steps.index(xs), "y": ys})
+    return {
+        "name": name,
+        "title": claim["title"] if claim else name.replace("_", ", ").replace("-", " ").capitalize(),
+        "lines": claim["lines"] if claim else "",
+        "log": measured == "std",
+        "measured": "standard deviation of the advantages" if measured == "std" else "return",
+        "values": ordered(curve["value"] for curve in curves),
+        "variants": list(dict.fromkeys(curve["variant"] for curve in curves)),
+        "games": sorted({curve["game"] for curve in curves}),
+        "seeds": ordered(curve["seed"] for curve in curves),
+        "curves": curves,
+        "steps": steps,
+        "claim": claim["body"] if claim else "",
+        "table": table(folder / f"{name}_runs.csv", curves),
+        "findings": findings(folder / "README.md", name),
+    }
+
+
+def ordered(values):
+    """Each value once; numbers by size, words as they come."""
+    values = list(dict.fromkeys(values))
+    return sorted(values, key=float) if all(re.fullmatch(r"[\d.]+", value) for value in values) else values
+
+
+def table(path, curves):
+    """Return at the end of each setting: mean and standard deviation over seeds; of whole runs where they are listed."""
+    ends = defaultdict(list)
+    if path.exists():
+        for row in read_csv(path):
+            if row.get("final_return"):
+                ends[tuple(row[name] for name in SETTINGS)].append(float(row["final_return"]))
+    else:
+        for curve in curves:
+            ends[tuple(curve[name] for name in SETTINGS)].append(curve["y"][-1])
+    values = ordered(value for _, _, value in ends)
+    lines = []
+    for game, variant in dict.fromkeys((game, variant) for game, variant, _ in ends):
+        cells = [ends.get((game, variant, value), []) for value in values]
+        spread = [f" ± {stdev(cell):.2f}" if len(cell) > 1 else "" for cell in cells]
+        cells = [f"{mean(cell):.2f}{s}" if cell else "" for cell, s in zip(cells, spread, strict=True)]
+        lines.append({"name": ", ".join(filter(None, [game, variant])) or "return", "cells": cells})
+    return {"values": values, "lines": lines}
+
+
+def findings(path, name):
+    """What results/README.md says about it: of the section that shows its figure, the paragraphs that begin in bold."""
+    if not path.exists():
+        return ""
+    for section in re.split(r"^## ", path.read_text(), flags=re.M)[1:]:
+        if re.search(rf"\({re.escape(name)}\.(md|png)\)", section):
+            section = re.sub(r"<!--.*?-->", "", section, flags=re.S)
+            section = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section)  # links, of that file
+            return to_html("\n\n".join(re.findall(r"^\*\*.*?(?=\n\n|\Z)", section, re.S | re.M)))
+    return ""
+
+
+def read_claims(path):
+    """What the paper says, by the name of an experiment. The first line: its title, and what its lines differ in."""
+    claims = {}
+    for section in re.split(r"^## ", path.read_text(), flags=re.M)[1:]:
+        name, title, body = section.split("\n", 2)
+        title, _, lines = title.strip().partition(" | ")
+        claims[name.strip()] = {"title": title, "lines": lines, "body": to_html(body)}
+    return claims
