@@ -174,7 +174,7 @@ def read_notes(path):
     """Notes are sections. Each begins with the code that it belongs to."""
     for section in re.split(r"^## ", path.read_text(), flags=re.M)[1:]:
         title, _, body = section.partition("\n")
-        found = re.match(r"\s*```python\n(.*?)\n```\n(.*)", body, re.S)
+        found = re.match(r"\s*```\n(.*?)\n```\n(.*)", body, re.S)
         if not found:
             raise BuildError(f'{path.name}: "{title}" must begin with the code that it belongs to')
         quote = [line.strip() for line in found[1].splitlines()]

@@ -17,11 +17,12 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 try:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
     import curves
     from annotate import BuildError, Script, attach_notes, mathematics
     from compare import compare
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
 except ImportError as error:
     print(f"build.py: error: {error}; pip install -r docs/requirements.txt", file=sys.stderr)
     sys.exit(2)

@@ -69,7 +69,7 @@ def ordered(values):
 
 
 def table(path, curves):
-    """Return at the end of each setting: mean and standard deviation over seeds; of whole runs where they are listed."""
+    """What each setting ends with: mean and standard deviation over seeds; of whole runs where they are listed."""
     ends = defaultdict(list)
     if path.exists():
         for row in read_csv(path):
