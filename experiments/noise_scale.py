@@ -83,8 +83,7 @@ def collect(agent, module, train, envs, steps, seed, device, bar):
     torch.manual_seed(seed)
     rand_seed = ALL_LEVELS - seed if ALL_LEVELS - seed != train.seed else seed  # not the games of training
     games = module.Games(SimpleNamespace(**vars(train) | {"num_envs": envs, "seed": rand_seed}))
-    start, row = torch.randint(LATEST_START + 1, (envs,)), torch.arange(envs)
-    kept = {"obs": torch.empty(envs, steps + 1, *module.FRAME, dtype=torch.uint8)}
+    start, row, kept = torch.randint(LATEST_START + 1, (envs,)), torch.arange(envs), {}
     _, frames, first = games.observe()
     for step in range(int(start.max()) + steps + 1):
         with torch.no_grad():
@@ -211,31 +210,37 @@ def report(results, train, minibatch):
     yield verdict(results, train, minibatch)
 
 
+def load(run_dir, frames, device):
+    """A run's agent and what else is needed of it, checked."""
+    agent, script, train, global_step = load_run(run_dir, device)
+    module, saved = load_script(script), read_checkpoint(run_dir)
+    if saved.pop("digest", None) != module.digest(saved):
+        fail(f"{run_dir}: is damaged, or was changed after it was written")
+    if frames < 8 * train.num_steps:
+        fail(f"--frames {frames}: must be {8 * train.num_steps} or more, 8 rollouts of {run_dir}")
+    game = f"{train.env_id}, {train.distribution_mode}, seed {train.seed}"
+    title = f"{script}.py on {game}, after {global_step:,} steps: {run_dir}"
+    return agent, module, train, saved["return_stats"], title
+
+
 def main():
     args = parse_args()
     device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
-    for place, run_dir in enumerate(args.run_dirs):
-        agent, script, train, global_step = load_run(run_dir, device)
-        module, saved = load_script(script), read_checkpoint(run_dir)
-        if saved.pop("digest", None) != module.digest(saved):
-            fail(f"{run_dir}: is damaged, or was changed after it was written")
-        minibatch = train.num_envs * train.num_steps // train.num_minibatches
-        rollouts = args.frames // train.num_steps
-        if rollouts < 8:
-            fail(f"--frames {args.frames}: must be {8 * train.num_steps} or more, 8 rollouts of this run's --num-steps")
+    runs = [load(run_dir, args.frames, device) for run_dir in args.run_dirs]
+    for place, (agent, module, train, return_stats, title) in enumerate(runs):
+        rollouts, minibatch = args.frames // train.num_steps, train.num_envs * train.num_steps // train.num_minibatches
         envs = min(ENVIRONMENTS, rollouts)
         steps = rollouts // envs * train.num_steps
         total = envs * (LATEST_START + 2 * steps) + MIXED * OF
         with tqdm(total=total, unit=" frames", dynamic_ncols=True, disable=None, leave=False) as bar:
             bar.set_description("play")
             kept = collect(agent, module, train, envs, steps, args.seed, device, bar)
-            data = prepare(module, train, kept, saved["return_stats"])
+            data = prepare(module, train, kept, return_stats)
             bar.set_description("gradients")
             results = measure(agent, module, train, data, min(train.num_steps, minibatch), device, bar)
-        game = f"{train.env_id}, {train.distribution_mode}, seed {train.seed}"
-        print("\n" * (place > 0) + f"{script}.py on {game}, after {global_step:,} steps: {run_dir}")
+        print("\n" * (place > 0) + title)
         print(f"{envs * steps:,} fresh frames from {envs} environments; all sizes in frames")
-        print("\n".join(report(results, train, minibatch)))
+        print("\n".join(report(results, train, minibatch)), flush=True)
 
 
 if __name__ == "__main__":
