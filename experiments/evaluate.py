@@ -28,6 +28,7 @@ from lab.common import Parser, check_writable, fail, load_script, number, read_c
 
 # isort: split
 import numpy as np
+import pandas as pd
 import torch
 from procgen import ProcgenGym3Env
 from scipy.stats import binomtest
@@ -39,7 +40,7 @@ from lab.video import Panel, film, save_video
 
 ALL_LEVELS = 2**31 - 1  # Procgen's levels are numbered from 0 up to this
 STEPS_PER_SECOND = 15  # at which Procgen's games are meant to be watched
-VIDEO = {".mp4": {"scale": 1, "fps": 15, "seconds": 3600}, ".gif": {"scale": 0.375, "fps": 5, "seconds": 8}}
+VIDEO = {".mp4": (1, 1, 3600), ".gif": (0.375, 3, 8)}  # scale (1: 512 x 512), every how many steps, seconds at most
 
 
 def parse_args():
@@ -57,20 +58,14 @@ def parse_args():
     add("--video", metavar="FILE", type=Path, help="film the first episodes side by side: .mp4, or .gif, a small clip")
     add("--video-episodes", type=number(int, 1, 8), default=3, metavar="N", help="how many side by side (3)")
     add("--video-levels", choices=["unseen", "training"], default="unseen", help="which levels to film (unseen)")
-    add("--video-scale", type=number(float, 0.25, 1), metavar="X", help="1: pictures of 512x512 (1, .gif: 0.375)")
-    add("--video-fps", type=number(int, 1, 15), metavar="N", help="pictures a second; no change of pace (15, .gif: 5)")
     add("--video-seconds", type=number(float, 0.1, 3600), metavar="X", help="at most (3600, .gif: 8)")
     args = parser.parse_args()
 
     if args.device == "cuda" and not torch.cuda.is_available():
         fail("--device cuda: PyTorch finds no CUDA device; use cpu or auto")
-    if args.video:
-        if args.video.suffix.lower() not in VIDEO:
-            fail(f"--video {args.video}: the name must end in .mp4 or .gif")
-        for name, default in VIDEO[args.video.suffix.lower()].items():
-            if getattr(args, f"video_{name}") is None:
-                setattr(args, f"video_{name}", default)
-    elif given := [x.split("=")[0] for x in sys.argv[1:] if x.startswith("--video-")]:
+    if args.video and args.video.suffix.lower() not in VIDEO:
+        fail(f"--video {args.video}: the name must end in .mp4 or .gif")
+    if not args.video and (given := [x.split("=")[0] for x in sys.argv[1:] if x.startswith("--video-")]):
         fail(f"{given[0]}: needs --video FILE")
     for flag, file in [("--video", args.video), ("--json", args.json)]:
         if file:
@@ -173,8 +168,7 @@ def play(policy, envs, quota, seed, greedy=False, render=False):
 
 def spread(episodes, num_envs):
     """How many episodes each environment plays."""
-    num_envs = min(episodes, num_envs)
-    return [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
+    return np.bincount(np.arange(episodes) % num_envs).tolist()
 
 
 def interval(seed, first, second=(0, 0)):
@@ -229,9 +223,17 @@ def text(result, digits, scale=1):
     return mean if low is None else f"{mean} [{low}, {high}]"
 
 
-def describe_levels(options):
+def cells(options, result):
+    """A column of what is printed: one policy on one set of levels."""
     start, count = options["start_level"], options["num_levels"]
-    return "all" if count == 0 else f"{start}" if count == 1 else f"{start} to {start + count - 1}"
+    return {
+        "levels": "all" if count == 0 else f"{start}" if count == 1 else f"{start} to {start + count - 1}",
+        "different ones": len({e["level"] for e in result["episodes"]}),
+        "return": text(result["return"], 2),
+        "normalised return": text(result["normalised"], 3),
+        "episode length": text(result["length"], 1),
+        "levels solved (%)": text(result["solved"], 1, scale=100),
+    }
 
 
 def print_results(results, found_gaps, sets, args, script, train, global_step):
@@ -241,17 +243,8 @@ def print_results(results, found_gaps, sets, args, script, train, global_step):
     print(f"{args.episodes} episodes, {each} in every environment; {how}; mean [95% interval]")
     if "all" in sets:
         print("The run trains on all levels: these are drawn afresh from the same distribution, and there is no gap.")
-    print("\n" + " " * 19 + "".join(f"{f'{policy}, {levels}':>24}" for policy, levels in results))
-    rows = {
-        "levels": [describe_levels(sets[levels]) for _, levels in results],
-        "different ones": [str(len({e["level"] for e in x["episodes"]})) for x in results.values()],
-        "return": [text(x["return"], 2) for x in results.values()],
-        "normalised return": [text(x["normalised"], 3) for x in results.values()],
-        "episode length": [text(x["length"], 1) for x in results.values()],
-        "levels solved (%)": [text(x["solved"], 1, scale=100) for x in results.values()],
-    }
-    for name, cells in rows.items():
-        print(f"{name:<19}" + "".join(f"{cell:>24}" for cell in cells))
+    table = {f"{policy}, {levels}": cells(sets[levels], x) for (policy, levels), x in results.items()}
+    print("\n" + pd.DataFrame(table).to_string())
     for policy, gap in found_gaps.items():
         print(f"generalisation gap, {policy}: {text(gap['return'], 2)}; normalised {text(gap['normalised'], 3)}")
     if args.episodes == 1:
@@ -260,12 +253,14 @@ def print_results(results, found_gaps, sets, args, script, train, global_step):
 
 def film_episodes(policies, titles, train, options, args):
     """The first episodes of the first environments, as evaluated: a row of panels for each policy."""
-    num, rows = args.video_episodes, []
+    num, rows, (scale, every, seconds) = args.video_episodes, [], VIDEO[args.video.suffix.lower()]
     for name, decide in policies.items():
         envs = make_envs(train, options, num, args.seed, render_mode="rgb_array")
         steps = play(decide, envs, [1] * num, args.seed, args.greedy and name != "random", render=True)
-        rows.append((steps, [Panel(titles[name], args.video_scale) for _ in range(num)]))
-    return film(rows, STEPS_PER_SECOND / args.video_fps, args.video_seconds * STEPS_PER_SECOND)
+        rows.append((steps, [Panel(titles[name], scale) for _ in range(num)]))
+    frames = film(rows, every, round((args.video_seconds or seconds) * STEPS_PER_SECOND))
+    save_video(frames, args.video, STEPS_PER_SECOND / every)
+    print(f"video: {args.video}, {args.video.stat().st_size / 1e6:.2f} MB")
 
 
 def main():
@@ -288,8 +283,7 @@ def main():
     if args.video:
         titles = {"agent": f"{script}.py, {global_step:,} steps", "random": "random policy"}
         options = sets.get(args.video_levels) or sets["all"]
-        save_video(film_episodes(policies, titles, train, options, args), args.video, args.video_fps)
-        print(f"video: {args.video}, {args.video.stat().st_size / 1e6:.2f} MB")
+        film_episodes(policies, titles, train, options, args)
 
 
 if __name__ == "__main__":

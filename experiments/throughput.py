@@ -212,7 +212,7 @@ def report(alone, results, rows, args):
 def plot(rows, args, file):
     names, speeds = [row["name"] for row in rows], [row["steps_per_second"] for row in rows]
     ceilings = [row["steps_per_second"] / row["ceiling_fraction"] for row in rows]
-    with plt.rc_context(STYLE | {"axes.grid.axis": "y"}):
+    with plt.rc_context({"axes.grid.axis": "y"}, fname=STYLE):
         figure, axes = plt.subplots(figsize=(WIDTH, 2.9), layout="constrained")
         bars = axes.bar(names, speeds, width=0.6, color=COLOURS[0])
         axes.bar_label(bars, [f"{speed:,.0f}" for speed in speeds], padding=1)

@@ -127,15 +127,15 @@ def check_pictures(frames, size, strip, rows, columns):
 def test_gif(runs, tmp_path):
     path = tmp_path / "play.gif"
     path.write_bytes(b"an older one")
-    flags = ["--video-levels", "training", "--video-scale", 0.25, "--video-fps", 7, "--video-seconds", 5]
+    flags = ["--video-levels", "training", "--video-seconds", 5]
     assert call(runs / "ppo", "--episodes", 1, "--video", path, *flags)[0] == 0
-    frames, panel = iio.imread(path, plugin="pillow", mode="RGB"), video.Panel("", 0.25)
-    assert (panel.size, frames.shape[1:]) == (128, (128 + panel.strip, 3 * 128, 3))
+    frames, panel = iio.imread(path, plugin="pillow", mode="RGB"), video.Panel("", 0.375)
+    assert (panel.size, frames.shape[1:]) == (192, (192 + panel.strip, 3 * 192, 3))
     with Image.open(path) as gif:
         assert gif.info["loop"] == 0, "should repeat for ever"
         duration = sum(gif.seek(i) or gif.info["duration"] for i in range(gif.n_frames))
     assert duration == pytest.approx(6000, abs=200)  # five seconds at the game's pace, and one to read the outcome
-    check_pictures(frames, 128, panel.strip, rows=1, columns=3)
+    check_pictures(frames, 192, panel.strip, rows=1, columns=3)
     assert path.stat().st_size < 2e6
 
 
@@ -161,10 +161,8 @@ def test_pictures_show_return_and_probabilities():
     assert others[0] == pytest.approx(chosen[1] * 0.4 / 0.6, abs=2) and max(others[2:]) <= 3
 
     panel = video.Panel("title", 1)
-    panel.draw(np.full_like(black, 200), 17, 1, 3, np.full(15, 1 / 15), 0)
     for solved in (False, True):
-        panel.draw(np.full_like(black, 200), 17, 1, 3, np.full(15, 1 / 15), 0)
-        panel.end({"solved": solved, "level": 17, "return": 11, "length": 4})
+        panel.draw(np.full_like(black, 200), 17, 11, 4, np.full(15, 1 / 15), 0, solved)
         picture = np.asarray(panel.picture)
         assert (picture[5:50, 5:-5] == 80).all(), "the last picture is dimmed"
         assert (picture[:512] == video.SOLVED).all(-1).any() == solved, "only what is solved is green"
@@ -430,9 +428,9 @@ def test_diverged_run(runs, forged):
         (["--video", "TMP/folder.mp4"], "folder.mp4: cannot be written (it is a folder)"),
         (["--video", "TMP/play.avi"], "must end in .mp4 or .gif"),
         (["--json", "TMP/missing/numbers.json"], "numbers.json: cannot be written"),
-        (["--video-fps", 5], "--video-fps: needs --video FILE"),
+        (["--video-seconds", 5], "--video-seconds: needs --video FILE"),
         (["--video", "TMP/play.mp4", "--video-levels", "training"], "the run trains on all levels"),
-        (["--video", "TMP/play.mp4", "--video-scale", 3], "--video-scale: 3: must be a number, from 0.25 to 1"),
+        (["--video", "TMP/play.mp4", "--video-seconds", 0], "--video-seconds: 0: must be a number, from 0.1 to 3600"),
         (["--frobnicate"], "--frobnicate"),
     ],
 )

@@ -27,9 +27,9 @@ from helpers import ROOT, command_line, parse, read_until
 sys.path.insert(0, str(ROOT / "experiments"))
 import figures as figures_program  # noqa: E402
 import sweep as sweep_program  # noqa: E402
+from lab.any_runs import AUTHORS  # noqa: E402
 from lab.catalogue import EXPERIMENTS, GAMES, SCALES, Experiment, return_range, runs_of  # noqa: E402
 from lab.logs import RETURN, STEPS, read_last, read_scalars  # noqa: E402
-from lab.reference import FILE  # noqa: E402
 from lab.reporting import report  # noqa: E402
 from lab.running import state_of  # noqa: E402
 from lab.runs import Results  # noqa: E402
@@ -123,7 +123,7 @@ def check_results(name, runs_dir, pictures, seeds):
     return texts, report
 
 
-# The six experiments. Where a sweep is to be disturbed, it is disturbed here, so that runs are made only once.
+# Experiments with real runs. Where a sweep is to be disturbed, it is disturbed here, so that runs are made only once.
 
 
 def test_staleness(runs_dir):
@@ -175,10 +175,24 @@ def test_ewma(runs_dir):
     ]
 
 
-def test_linear_lr(runs_dir):
-    sweep("linear-lr", runs_dir, "--seeds", 1)
+def test_linear_lr_with_a_failure(runs_dir):
+    """A run that fails stops no other, is listed with its log, and is all that the same command runs again."""
+    good, bad = runs_of("linear-lr", "smoke", seeds=[1])
+    broken = bad.folder(runs_dir) / "checkpoint.pt"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("no checkpoint")
+    printed = sweep("linear-lr", runs_dir, "--seeds", 1, code=1)
+    assert f"failed: {bad.name} (exit code 2), log: " in printed and "checkpoint.pt is damaged" in printed
     status = sweep("linear-lr", runs_dir, "--seeds", 1, "--status")
-    assert len(re.findall(r"finished +100% +-?\d+\.\d\d", status)) == 2 and status.endswith("2 finished\n")
+    assert re.search(rf"{good.name} +finished +100% +-?\d+\.\d\d\n", status)
+    assert re.search(rf"{bad.name} +failed", status) and status.endswith("1 finished, 1 failed\n")
+    assert "1 of 2 runs are finished" in figures("linear-lr", runs_dir)
+    check_picture(runs_dir / "linear-lr/smoke/figures/linear-lr.png")
+
+    shutil.rmtree(broken.parent)
+    finished_at = (good.folder(runs_dir) / "checkpoint.pt").stat().st_mtime_ns
+    assert "1 finished already, 0 with another process, 1 to do" in sweep("linear-lr", runs_dir, "--seeds", 1)
+    assert (good.folder(runs_dir) / "checkpoint.pt").stat().st_mtime_ns == finished_at
     figures("linear-lr", runs_dir)
     check_results("linear-lr", runs_dir, ["linear-lr"], [1])
 
@@ -207,10 +221,11 @@ def test_a_new_experiment_is_one_entry(runs_dir, monkeypatch):
     )
     monkeypatch.setitem(EXPERIMENTS, "looking-ahead", entry)
     assert runs_of("looking-ahead", "smoke")[0].flags.items() >= {"checkpoint-seconds": 30, "num-steps": 32}.items()
+    for x in runs_of("looking-ahead", "smoke"):
+        if (x.variant, x.seed) != ("gamma", 1):
+            make_up(x, runs_dir, 0, 1)
     printed = sweep("looking-ahead", runs_dir, "--seeds", 1)
-    assert "3 runs: 0 finished already, 0 with another process, 3 to do" in printed
-    for x in runs_of("looking-ahead", "smoke", seeds=[2]):
-        make_up(x, runs_dir, 0, 1)
+    assert "3 runs: 1 finished already, 0 with another process, 2 to do" in printed
     figures("looking-ahead", runs_dir)
     folder = runs_dir / "looking-ahead/smoke/figures"
     text = check_picture(folder / "looking-ahead.png", LIGHTEST)
@@ -299,42 +314,6 @@ def test_each_worker_has_a_gpu_of_its_own(tmp_path, monkeypatch):
     assert sorted(path.read_text().strip() for path in seen.iterdir()) == ["0", "0", "1", "1"]
 
 
-def test_adam_betas_with_a_failure(runs_dir):
-    """A run that fails stops no other, and is listed with its log."""
-    runs = runs_of("adam-betas", "smoke", seeds=[1])
-    broken = next(x for x in runs if x.variant == "both").folder(runs_dir)
-    broken.mkdir(parents=True)
-    (broken / "checkpoint.pt").write_text("no checkpoint")
-    printed = sweep("adam-betas", runs_dir, "--seeds", 1, code=1)
-    assert f"failed: {broken.name} (exit code 2), log: " in printed and "checkpoint.pt is damaged" in printed
-    status = sweep("adam-betas", runs_dir, "--seeds", 1, "--status")
-    assert re.search(f"{broken.name} +failed", status) and "3 finished, 1 failed" in status
-    assert "3 of 4 runs are finished" in figures("adam-betas", runs_dir)
-    check_picture(runs_dir / "adam-betas/smoke/figures/adam-betas.png")
-    shutil.rmtree(broken)
-    others = [x.folder(runs_dir) / "checkpoint.pt" for x in runs if x.folder(runs_dir) != broken]
-    finished_at = [path.stat().st_mtime_ns for path in others]
-    assert "3 finished already, 0 with another process, 1 to do" in sweep("adam-betas", runs_dir, "--seeds", 1)
-    assert [path.stat().st_mtime_ns for path in others] == finished_at
-    figures("adam-betas", runs_dir)
-    check_results("adam-betas", runs_dir, ["adam-betas"], [1])
-
-
-def test_com_vs_kl(runs_dir):
-    printed = sweep("com-vs-kl", runs_dir, "--dry-run")
-    commands = [line for line in printed.splitlines() if line.startswith("python ppo_ewma.py")]
-    assert len(commands) == 4 and "4 runs, 768 environment steps" in printed
-    assert re.search(r"[\d,]+ steps/s measured\ntime: about \d+\.\d minutes .*\ndisk: about \d+\.\d MB", printed)
-    assert not (runs_dir / "com-vs-kl").exists()
-
-    sweep("com-vs-kl", runs_dir)
-    figures("com-vs-kl", runs_dir)
-    texts, _ = check_results("com-vs-kl", runs_dir, ["com-vs-kl"], [1])
-    assert "--prox-com" in texts["com-vs-kl"] and "--kl-coef" in texts["com-vs-kl"]
-    finals = pd.read_csv(runs_dir / "com-vs-kl/smoke/figures/com-vs-kl_runs.csv")["final_return"]
-    assert len(finals) == 4 and all(f"{x:.3g}" in texts["com-vs-kl"].split() for x in finals)
-
-
 def make_up(x, runs_dir, first, last, hours=1):
     """The files of a finished run whose return grows in a straight line, and stays where it is towards the end."""
     with SummaryWriter(x.folder(runs_dir)) as writer:
@@ -374,6 +353,25 @@ def test_many_games_and_seeds(tmp_path):
     assert f"| ppo-ewma | ppo | {0.1 * WHOLE_RUN:.3f} |" in report.split("Over the whole run")[1]
 
 
+def test_com_vs_kl(tmp_path):
+    """What it would take; and, on made-up runs, the grid."""
+    printed = sweep("com-vs-kl", tmp_path, "--dry-run")
+    commands = [line for line in printed.splitlines() if line.startswith("python ppo_ewma.py")]
+    assert len(commands) == 4 and "4 runs, 768 environment steps" in printed
+    assert re.search(r"[\d,]+ steps/s measured\ntime: about \d+\.\d minutes .*\ndisk: about \d+\.\d MB", printed)
+    assert not list(tmp_path.iterdir())
+
+    runs = runs_of("com-vs-kl", "smoke")
+    for place, x in enumerate(runs):
+        make_up(x, tmp_path, 3, 11.1 * (place + 1))
+    figures("com-vs-kl", tmp_path, "--out", tmp_path / "out")
+    text = check_picture(tmp_path / "out/com-vs-kl.png")
+    assert "--prox-com" in text and "--kl-coef" in text
+    # rows from below: a penalty of 1, then 2; columns: a centre of mass of 4, then of the default 8
+    assert [(x.flags["kl-coef"], x.flags["prox-com"]) for x in runs] == [(1, 8), (1, 4), (2, 8), (2, 4)]
+    assert re.findall(r"\d\d\.\d", text)[:4] == ["22.2", "11.1", "44.4", "33.3"]
+
+
 def test_decoupling_at_all_ages(tmp_path):
     """On made-up runs where it always helps against one loss, and against the other at every second age only."""
     for x in runs_of("staleness", "small", ["maze"], seeds=[1, 2, 3]):
@@ -394,17 +392,17 @@ def test_decoupling_at_all_ages(tmp_path):
 
 def test_the_tables_are_enough_to_draw_again(tmp_path):
     """Where there are no runs, their tables give the same report, and a figure."""
-    for x in runs_of("batch-size", "smoke", ["coinrun", "maze"], seeds=[1, 2]):
+    for x in runs_of("adam-betas", "smoke", ["coinrun", "maze"], seeds=[1, 2]):
         make_up(x, tmp_path, 3, 3 + 0.3 * int(x.value) + x.seed / 3)
-    figures("batch-size", tmp_path, "--out", tmp_path / "first")
+    figures("adam-betas", tmp_path, "--out", tmp_path / "first")
     (tmp_path / "second").mkdir()
-    for name in ("batch-size.csv", "batch-size_runs.csv"):
+    for name in ("adam-betas.csv", "adam-betas_runs.csv"):
         shutil.copy(tmp_path / "first" / name, tmp_path / "second")
-    figures("batch-size", tmp_path / "nowhere", "--csv", tmp_path / "second")
-    for name in ("batch-size.md", "batch-size_runs.csv"):
+    figures("adam-betas", tmp_path / "nowhere", "--csv", tmp_path / "second")
+    for name in ("adam-betas.md", "adam-betas.csv", "adam-betas_runs.csv"):
         assert (tmp_path / "first" / name).read_text() == (tmp_path / "second" / name).read_text()
-    check_picture(tmp_path / "second/batch-size.png", LIGHTEST)
-    text = check_picture(tmp_path / "second/batch-size_by_game_all.png", LIGHTEST)
+    check_picture(tmp_path / "second/adam-betas.png", LIGHTEST)
+    text = check_picture(tmp_path / "second/adam-betas_by_game_none.png", LIGHTEST)
     assert "mean and standard deviation over 2 seeds" in text and text.count("maze") == 2  # curves, caption
     assert "has no tables of ewma" in figures("ewma", tmp_path, "--csv", tmp_path / "second", code=2)
 
@@ -653,7 +651,7 @@ def test_curves_that_the_authors_do_not_have(tmp_path):
 
 def test_the_authors_table():
     """All games; normalised and averaged, their known results."""
-    table = pd.read_csv(FILE, comment="#", index_col="game")
+    table = pd.read_csv(AUTHORS, comment="#", index_col="game")
     assert set(table.index) == set(GAMES)
     low, high = np.array([return_range(game, "hard") for game in table.index]).T
     for name, mean in ("ppo", 0.579), ("ppg", 0.757):

@@ -61,13 +61,13 @@ def test_the_ceiling_counts_the_passes_that_a_script_makes(name, tmp_path):
 
 def test_from_end_to_end(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(throughput, "CONFIGS", {name: timing.CONFIGS[name] for name in ("ppo", "ppo_ewma")})
-    monkeypatch.setattr(throughput, "OTHER_SIZES", {"ppo": [16]})
+    monkeypatch.setattr(throughput, "OTHER_SIZES", {"ppo": []})
     files = ["--csv", tmp_path / "table.csv", "--plot", tmp_path / "bars.png"]
     with command_line("throughput", ["--quick", *SMALL.split(), *files]):
         throughput.main()
     printed, progress = capfd.readouterr()
-    assert "| ppo_ewma |" in printed and re.search(r"ppo: 8 environments \d+ steps/s, 16 environments \d+ ", printed)
-    sizes = ["environments alone", "ppo, 8 x 16", "ppo_ewma, 8 x 16", "ppo, 16 x 8"]
+    assert "| ppo_ewma |" in printed and re.search(r"\nppo: 8 environments \d+ steps/s\n", printed)
+    sizes = ["environments alone", "ppo, 8 x 16", "ppo_ewma, 8 x 16"]
     speed = r": [\d,]+ steps/s\n"
     hint = r"\nTo share this table, open an issue titled 'throughput on .+' and paste it\.\n"
     assert re.fullmatch("".join(f"round 1/1: {size}{speed}" for size in sizes) + hint, progress)

@@ -1,48 +1,28 @@
-"""Figures: the kinds that an experiment's entry may ask for, what they are made of, and learning curves of any runs."""
+"""Figures: the kinds that an experiment's entry may ask for, and what they are made of."""
 
 import itertools
 import string
 import textwrap
-from itertools import zip_longest
+from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lab.catalogue import ALGORITHMS
 from lab.reporting import about, runs_shown
-from lab.runs import final_window
+from lab.runs import final_window, write_csv
 
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"]  # Okabe and Ito's: colour-blind safe
 WIDTH = 6.75  # inches: the text of a paper; in dots, enough for a README
-STYLE = {
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.labelsize": 8,
-    "figure.labelsize": 8,
-    "legend.fontsize": 7,
-    "legend.title_fontsize": 7,
-    "legend.handlelength": 1.5,
-    "legend.columnspacing": 1,
-    "legend.labelspacing": 0.3,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.25,
-    "lines.linewidth": 1.4,
-    "legend.frameon": False,
-    "savefig.dpi": 200,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "experiments",  # the same runs give the same file
-}
+STYLE = Path(__file__).with_name("style.mplstyle")
 matplotlib.use("Agg")
 
 
 def draw(results, folder):
     """All figures of an experiment."""
-    with matplotlib.rc_context(STYLE):
+    with plt.rc_context(fname=STYLE):
         for kind, options in results.entry.figures.items():
             FIGURES[kind](results, folder, options)
 
@@ -236,8 +216,8 @@ def draw_panels(places, results, panels, beside):
 
 def draw_summary(places, results, lines, hollow):
     """Returns over the settings: at the end, and over the whole run."""
-    for axes, title, when in zip(
-        places, ["at the end of training", "over the whole run"], ["final", "mean"], strict=True
+    for axes, when, title in zip(
+        places, ("final", "mean"), ("at the end of training", "over the whole run"), strict=True
     ):
         draw_lines(axes, results, lines, settings_of(results), when, hollow)
         axes.set(title=title, xlabel=results.entry.axis)
@@ -251,10 +231,9 @@ def by_game(results, folder, panels):
     for variant, title in panels.items() if len(results.games) > 1 else ():
         columns = min(4, len(results.games))
         figure, places = grid_of_panels(-(-len(results.games) // columns), columns, 1.5)
-        for number, (axes, game) in enumerate(zip_longest(places.flat, results.games)):
-            if game is None:
-                axes.set_axis_off()
-                continue
+        for axes in places.flat[len(results.games) :]:
+            axes.set_axis_off()
+        for number, (axes, game) in enumerate(zip(places.flat, results.games, strict=False)):
             axes.tick_params(labelbottom=number + columns >= len(results.games))
             draw_curves(axes, results, variant, colours_of(results), column="return", game=game)
             axes.set_title(game)
@@ -345,57 +324,3 @@ def grid(results, folder, labels):
 
 
 FIGURES = {x.__name__: x for x in (curves, gains, difference, advantage_std, grid)}
-
-
-# Learning curves of any runs.
-
-
-def any_curves(table, out, reference=None, game=None):
-    """Mean and range over the runs of a label; what was not measured here, out of a file, as crosses.
-
-    reference: the authors' points on this game, drawn behind all that.
-    """
-    with matplotlib.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(WIDTH, 3), layout="constrained")
-        for (label, group), colour in zip(table.groupby("label", sort=False), itertools.cycle(COLOURS)):
-            label = label.replace("$", r"\$")  # not mathematics
-            if not group["measured"].all():
-                axes.plot(group["step"], group["return"], "x", color="black", label=label, zorder=3)
-                continue
-            runs = group.pivot(index="step", columns="run", values="return").interpolate(limit_area="inside").dropna()
-            number = runs.shape[1]
-            axes.plot(runs.index, runs.mean(axis=1), color=colour, label=f"{label} ({number} run{'s' * (number != 1)})")
-            axes.fill_between(runs.index, runs.min(axis=1), runs.max(axis=1), color=colour, alpha=0.15, linewidth=0)
-        axes.set(xlabel="environment steps", ylabel="return, last 100 episodes")
-        axes.set_xlim(left=0)
-        if reference is not None:
-            draw_reference(axes, reference, table["step"].min(), table["step"].max())
-            axes.set_title(f"{game}, hard mode, all levels")
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.legend()
-        figure.savefig(f"{out}.png")
-        figure.savefig(f"{out}.svg", metadata={"Date": None})
-        plt.close(figure)
-    print(f"{out}.png, .svg")
-
-
-def draw_reference(axes, reference, begin, end):
-    """The authors' points, two at least, up to the first that one's own runs, which end here, have yet to reach.
-
-    They are a factor of two apart, and the last is far away: hence the logarithm of the steps.
-    """
-    right = max(2e6, min(reference.loc[reference["step"] >= end, "step"], default=end))
-    shown = reference[reference["step"] <= right]
-    looks = [{"marker": "o", "color": "0.7"}, {"marker": "s", "color": "0.5", "mfc": "none"}]  # seen where they meet
-    for (label, points), look in zip(shown.groupby("label", sort=False), looks, strict=True):
-        look |= {"ms": 4.5, "ls": "--", "linewidth": 1, "label": f"{label} (mean of 3 runs)"}
-        axes.plot(points["step"], points["return"], zorder=1, **look)
-    axes.set_xscale("log")
-    axes.set_xlim(min(max(begin, end / 16), 5e5), 1.08 * right)
-    axes.xaxis.set_major_locator(FixedLocator(1e6 * 2.0 ** np.arange(-20, 20)))
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
-def write_csv(table, path, digits=6):
-    table.to_csv(path, index=False, float_format=f"%.{digits}g")
-    print(path)

@@ -197,3 +197,8 @@ def read_table(path, columns):
         if name not in WORDS and not pd.api.types.is_numeric_dtype(table[name]):  # true and false count as numbers
             raise ValueError(f"{path}: column {name} has something that is not a number")
     return table
+
+
+def write_csv(table, path, digits=6):
+    table.to_csv(path, index=False, float_format=f"%.{digits}g")
+    print(path)

@@ -1,5 +1,6 @@
 """Films of episodes side by side: Procgen's picture, under it the return and the probabilities of the actions."""
 
+import itertools
 from pathlib import Path
 
 import imageio.v3 as iio
@@ -21,75 +22,61 @@ class Panel:
 
     def __init__(self, title, scale):
         self.title, self.size = title, round(512 * scale / 16) * 16  # H.264 works in blocks of 16 pixels
-        self.pad, self.strip = self.size // 40, self.size // 2
+        self.strip, self.picture = self.size // 2, None
         self.big, self.small = (ImageFont.truetype(FONT, max(x, self.size // y)) for x, y in ((11, 22), (8, 30)))
-        self.picture = None
 
-    def draw(self, picture, level, score, length, probabilities, action):
-        """One step: what the agent sees, and what it is about to do."""
-        size, pad, font = self.size, self.pad, self.small
-        self.picture = Image.new("RGB", (size, size + self.strip), BACKGROUND)
-        self.picture.paste(Image.fromarray(picture).resize((size, size), Image.Resampling.LANCZOS))
-        pen = self.caption(level, score, length)
-        y = size + self.strip // 3
-        pen.text((pad, y), "action probabilities (%)", FAINT, font)
-        pen.text((size - pad, y), "letters: special keys", FAINT, font, anchor="ra")
-        bottom, cell = size + self.strip - font.size - 2 * pad, (size - 2 * pad) / 15
-        top = y + 3 * font.size  # a number fits on a full bar
+    def draw(self, picture, level, score, length, probabilities, action, solved=None):
+        """One step: what the agent sees, and what it is about to do; at the end, whether the level is solved."""
+        size, strip, pad, small = self.size, self.strip, self.size // 40, self.small
+        self.picture = Image.new("RGB", (size, size + strip), BACKGROUND)
+        picture = Image.fromarray(picture).resize((size, size), Image.Resampling.LANCZOS)
+        self.picture.paste(picture if solved is None else picture.point(lambda x: int(0.4 * x)))
+        pen = ImageDraw.Draw(self.picture)
+        edge = [0, 0, size - 1, size + strip - 1]  # keeps panels apart where their pictures look alike
+        pen.rectangle(edge, outline=BACKGROUND, width=max(1, size // 128))
+        if solved is not None:
+            word, colour = ("level complete", SOLVED) if solved else ("episode over", TEXT)
+            pen.text((size / 2, size / 2), word, colour, self.big, anchor="mm")
+
+        def line(y, left, right, colour, font):
+            pen.text((pad, y), left, colour, font)
+            pen.text((size - pad, y), right, colour, font, anchor="ra")
+
+        line(size + pad // 2, self.title, f"level {level}", FAINT, small)
+        line(size + pad + small.size, f"return {score:.4g}", f"step {length}", TEXT, self.big)
+        line(size + strip // 3, "action probabilities (%)", "letters: special keys", FAINT, small)
+        bottom, cell = size + strip - small.size - 2 * pad, (size - 2 * pad) / 15
+        top = size + strip // 3 + 3 * small.size  # a number fits on a full bar
         for i, p in enumerate(probabilities):
             middle, height = pad + (i + 0.5) * cell, (bottom - top) * p
             box = [middle - 0.38 * cell, bottom - max(1, height), middle + 0.38 * cell, bottom]
             pen.rectangle(box, fill=CHOSEN if i == action else BAR)
             if p >= 0.005:
-                pen.text((middle, bottom - height - pad / 5), f"{100 * p:.0f}", TEXT, font, anchor="mb")
-            pen.text((middle, bottom + pad / 2), ACTIONS[i], FAINT, font, anchor="ma")
-
-    def caption(self, level, score, length):
-        pen, size, pad = ImageDraw.Draw(self.picture), self.size, self.pad
-        pen.rectangle([0, size, size, size + self.strip // 3 - 1], fill=BACKGROUND)
-        y = size + pad + self.small.size
-        pen.text((pad, size + pad // 2), self.title, FAINT, self.small)
-        pen.text((size - pad, size + pad // 2), f"level {level}", FAINT, self.small, anchor="ra")
-        pen.text((pad, y), f"return {score:.4g}", TEXT, self.big)
-        pen.text((size - pad, y), f"step {length}", TEXT, self.big, anchor="ra")
-        edge = [0, 0, size - 1, size + self.strip - 1]  # keeps panels apart where their pictures look alike
-        pen.rectangle(edge, outline=BACKGROUND, width=max(1, size // 128))
-        return pen
-
-    def end(self, episode):
-        """Keep the last picture, dimmed, with the outcome on it."""
-        size = self.size
-        self.picture.paste(self.picture.crop((0, 0, size, size)).point(lambda x: int(0.4 * x)))
-        pen = self.caption(episode["level"], episode["return"], episode["length"])
-        word, colour = ("level complete", SOLVED) if episode["solved"] else ("episode over", TEXT)
-        pen.text((size / 2, size / 2), word, colour, self.big, anchor="mm")
+                pen.text((middle, bottom - height - pad / 5), f"{100 * p:.0f}", TEXT, small, anchor="mb")
+            pen.text((middle, bottom + pad / 2), ACTIONS[i], FAINT, small, anchor="ma")
 
 
-def film(rows, skip, steps):
-    """Pictures of episodes, of every skip-th step. rows: (steps as evaluate.play gives them, a panel for each)."""
-    shown, t = 0, 0
-    while t < steps:
-        moves = [(next(played, None), panels) for played, panels in rows]
-        if all(move is None for move, _ in moves):
-            break
-        due = t >= shown * skip
-        for move, panels in moves:
+def film(rows, every, steps):
+    """Pictures of episodes, of every third step, say. rows: (steps as evaluate.play gives them, a panel for each)."""
+    played, panels = zip(*rows, strict=True)
+    for t, moves in enumerate(itertools.islice(itertools.zip_longest(*played), steps)):
+        for move, row in zip(moves, panels, strict=True):
             for i in () if move is None else move.active:
-                if due or i in move.ended:
-                    state = int(move.info[i]["level_seed"]), move.returns[i], int(move.lengths[i])
-                    panels[i].draw(move.info[i]["rgb"], *state, move.probabilities[i], move.action[i])
+                shown = move.info[i]["rgb"], int(move.info[i]["level_seed"])
                 if i in move.ended:
-                    panels[i].end(move.ended[i])
-        if due:
-            shown += 1
-            yield join(panels for _, panels in rows)
-        t += 1
-    for _ in range(round(15 / skip)):  # a second to read the outcome
-        yield join(panels for _, panels in rows)
+                    end = move.ended[i]
+                    state = end["return"], end["length"], move.probabilities[i], move.action[i], end["solved"]
+                    row[i].draw(*shown, *state)
+                elif t % every == 0:
+                    row[i].draw(*shown, move.returns[i], int(move.lengths[i]), move.probabilities[i], move.action[i])
+        if t % every == 0:
+            yield join(panels)
+    for _ in range(15 // every):  # a second to read the outcome
+        yield join(panels)
 
 
-def join(rows):
-    return np.concatenate([np.concatenate([np.asarray(x.picture) for x in panels], axis=1) for panels in rows])
+def join(panels):
+    return np.concatenate([np.concatenate([np.asarray(x.picture) for x in row], axis=1) for row in panels])
 
 
 def save_video(frames, path, fps):
