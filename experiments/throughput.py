@@ -209,7 +209,7 @@ def report(alone, results, rows, args):
         print("\nMore than 100% of the ceiling: it was measured on a busy machine, or this one convolves faster.")
 
 
-def plot(rows, args, file):
+def plot(rows, title, file):
     names, speeds = [row["name"] for row in rows], [row["steps_per_second"] for row in rows]
     ceilings = [row["steps_per_second"] / row["ceiling_fraction"] for row in rows]
     with plt.rc_context({"axes.grid.axis": "y"}, fname=STYLE):
@@ -222,7 +222,7 @@ def plot(rows, args, file):
             axes.annotate(share, (i, ceilings[i]), (0, 2), textcoords="offset points", ha="center", color="0.3")
         axes.legend([bars, marks], ["measured", "ceiling: at the speed of a matrix multiplication"])
         axes.set(ylabel="environment steps/s", ylim=(0, 1.15 * max(ceilings)))
-        axes.set_title(f"{args.num_envs} environments x {args.num_steps} steps; {about(args)}")
+        axes.set_title(title)
         axes.tick_params(axis="x", length=0)
         figure.savefig(file)
 
@@ -348,7 +348,7 @@ def main():
             pd.DataFrame(rows).to_csv(file, index=False, float_format="%.6g")
     if args.plot:
         with written("--plot", args.plot) as file:
-            plot(rows, args, file)
+            plot(rows, f"{args.num_envs} environments x {args.num_steps} steps; {about(args)}", file)
     say(f"\nTo share this table, open an issue titled 'throughput on {machine(args)}' and paste it.")
 
 
