@@ -122,10 +122,11 @@ def main():
     cores = len(os.sched_getaffinity(0))
     workers = args.workers or (1 if args.scale == "paper" else cores)
     threads = max(1, cores // workers)
+    each = f"{threads} thread{'s' * (threads != 1)}"
     if args.dry_run:
         for run in runs:
             print(shlex.join(["python", *run.words(), "--run-dir", str(run.folder(runs_dir))]))
-        print(f"{len(runs)} runs, {sum(run.steps for run in runs):,} environment steps, {threads} threads for each run")
+        print(f"{len(runs)} runs, {sum(run.steps for run in runs):,} environment steps, {each} for each run")
         estimate(runs, threads, workers)
         return
     if not args.status:
@@ -145,7 +146,7 @@ def main():
             submit(todo, runs_dir, name, args.cpus or 2, parallel, args.time or 1440, args.partition, args.gpus)
             print(f"{len(todo)} jobs handed to Slurm; --status shows how far they are, and this command resumes them")
         return
-    print(f"{workers} at a time with {threads} threads each; --status in another terminal shows how far they are")
+    print(f"{workers} at a time with {each} each; --status in another terminal shows how far they are")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, also where that is ignored (nohup, &)
     try:
         failed = run_here(todo, runs_dir, workers, threads)

@@ -33,21 +33,17 @@ def execute(run, runs_dir, threads, **environment):
     folder, end = run.folder(runs_dir), run.file(runs_dir, "exit")
     seconds = read_end(end).get("seconds", 0)
     end.unlink(missing_ok=True)
+    words = [*run.words()[1:], "--run-dir", str(folder)]
     if (folder / "checkpoint.pt").exists():
-        words = [run.script, "--resume", str(folder), "--total-timesteps", str(run.flags["total-timesteps"])]
-    else:
-        if folder.exists() and not is_locked(folder):
-            shutil.rmtree(folder)  # killed before its first checkpoint: there is nothing to continue from
-        words = [*run.words(), "--run-dir", str(folder)]
-    started = time.time()
+        words = ["--resume", str(folder), "--total-timesteps", str(run.flags["total-timesteps"])]
+    elif folder.exists() and not is_locked(folder):
+        shutil.rmtree(folder)  # killed before its first checkpoint: there is nothing to continue from
+    command, started = [sys.executable, str(ROOT / run.script), *words], time.time()
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)} | environment
     with open(run.file(runs_dir, "log"), "ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(ROOT / words[0]), *words[1:]],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)} | environment,
-            start_new_session=True,  # Ctrl-C reaches the sweep alone, which then stops its runs
-        )
+        # A session of its own: Ctrl-C reaches the sweep alone, which then stops its runs.
+        options = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
+        process = subprocess.Popen(command, env=environment, **options)
         children.add(process)
         if stopping.is_set():
             process.terminate()
@@ -223,14 +219,14 @@ def submit(runs, runs_dir, name, cpus, workers, minutes, partition, gpus):
     try:
         folder = runs[0].file(runs_dir, "job").parent / "slurm"
         executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=1000)  # queue again, always
+        options = {"slurm_partition": partition, "gpus_per_node": gpus}
         executor.update_parameters(
             name=name,
             timeout_min=minutes,
             cpus_per_task=cpus,
             slurm_array_parallelism=workers,
             slurm_setup=[f"export PYTHONPATH={shlex.quote(str(ROOT / 'experiments'))}"],  # has lab/
-            **({"slurm_partition": partition} if partition else {}),
-            **({"gpus_per_node": gpus} if gpus else {}),
+            **{option: given for option, given in options.items() if given},
         )
         for start in range(0, len(runs), ARRAY):
             batch = runs[start : start + ARRAY]
