@@ -64,6 +64,11 @@ def picture():
     return {"now": now, "mean": now - 40, "panels": panels}
 
 
+def from_elsewhere(body, name):
+    """A note of a file's page, on another page: its links within that page lead there."""
+    return Markup(str(body).replace('href="#', f'href="{name}.html#'))
+
+
 def build(out):
     """Make the site in the folder out. Nothing is touched there if something is wrong."""
     scripts = {}
@@ -86,6 +91,7 @@ def build(out):
     environment.globals |= {"scripts": scripts, "edges": edges, "what": WHAT, "dials": DIALS}
     environment.filters["math"] = lambda latex: Markup(mathematics(latex))
     environment.filters["display"] = lambda latex: Markup(mathematics(latex, {"display_mode": True}))
+    environment.filters["from_elsewhere"] = from_elsewhere
     pages = {}
 
     def page(name, template, **values):

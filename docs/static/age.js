@@ -41,7 +41,7 @@ const Age = {
   if (!form) return;
   const get = (id) => document.getElementById(id);
   const RANGE = 8 * Age.REFERENCE * Age.STEPS; // environment steps to be seen
-  const number = (x) => (x < 10 ? +x.toFixed(2) : Math.round(x)).toLocaleString("en-GB");
+  const number = (x) => (x < 100 ? +x.toFixed(1) : Math.round(x)).toLocaleString("en-GB");
 
   // A saw tooth of stairs; if the teeth are too many to be seen, the area that they fill.
   function teeth(tooth, scale, range, name) {

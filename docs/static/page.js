@@ -15,3 +15,8 @@ function openTarget() {
 }
 addEventListener("hashchange", openTarget);
 openTarget();
+
+// An equation that is wider than the screen can be scrolled with the keyboard, too.
+for (const equation of document.querySelectorAll(".equation")) {
+  if (equation.scrollWidth > equation.clientWidth) equation.tabIndex = 0;
+}
