@@ -132,7 +132,8 @@ def machine(args):
 
 def about(args):
     how = ("bfloat16" if args.bf16 else "float32") + ", compiled" * args.compile
-    return f"device {args.device} ({machine(args)}), {torch.get_num_threads()} CPU threads, {how}"
+    threads = torch.get_num_threads()
+    return f"device {args.device} ({machine(args)}), {threads} CPU thread{'s' * (threads != 1)}, {how}"
 
 
 # The measurement.

@@ -40,11 +40,8 @@ def save(figure, folder, name, *says):
 # What figures are made of.
 
 
-def measure_of(results):
-    """The return as the game gives it if there is one game, otherwise normalised: the column, and the axis' label."""
-    if len(results.games) == 1:
-        return "return", "return"
-    return "normalised_return", "normalised return, mean over games"
+def label_of(results):
+    return results.measure.replace("_", " ")
 
 
 def settings_of(results):
@@ -67,7 +64,7 @@ def draw_curves(axes, results, variant, colours, column=None, game=None, **look)
         table = table[table["game"] == game]
     for value in results.values(variant):
         runs = table[table["value"] == value]
-        runs = runs.pivot_table(index="step", columns=["game", "seed"], values=column or measure_of(results)[0])
+        runs = runs.pivot_table(index="step", columns=["game", "seed"], values=column or results.measure)
         runs = runs.dropna().T  # at steps that all runs have reached
         mean, seeds = runs.groupby("game").mean().mean(), runs.groupby("seed").mean()
         style = {"label": ALGORITHMS.get(value, value), "ls": "--" if value in ("ppo", "ppg") else "-"}
@@ -90,7 +87,7 @@ def draw_lines(axes, results, lines, values, when, hollow):
     places = min(0.1, 0.5 / len(lines)) * (np.arange(len(lines)) - (len(lines) - 1) / 2)  # side by side
     colours = dict(zip(lines, COLOURS, strict=False))
     for variant, marker, aside in zip(lines, "osv^D^", places, strict=False):
-        seeds = [results.over_seeds(variant, value, f"{when}_{measure_of(results)[0]}") for value in values]
+        seeds = [results.over_seeds(variant, value, f"{when}_{results.measure}") for value in values]
         mean = [x.mean() if len(x) else np.nan for x in seeds]
         std = [x.std(ddof=1) if len(x) > 1 else 0 for x in seeds]
         look = {"color": colours[variant], "label": results.entry.panels.get(variant)}
@@ -106,7 +103,7 @@ def draw_bars(axes, results, groups, colours=COLOURS):
 
     groups: {name: (setting, setting)}, the first minus the second.
     """
-    column, width = f"final_{measure_of(results)[0]}", 0.8 / len(results.games)
+    column, width = f"final_{results.measure}", 0.8 / len(results.games)
     places = np.arange(len(results.games)) * width - 0.4 + width / 2
     for group, (colour, pair) in enumerate(zip(colours, groups.values(), strict=False)):
         first, second = (results.final(*setting, column).groupby("game") for setting in pair)
@@ -190,7 +187,7 @@ def curves(results, folder, options):
         if len(places) > 1 and letter != ".":
             axes.set_title(f"({letter}) {axes.get_title()}")
     for row in rows:
-        places[row[0]].set_ylabel(measure_of(results)[1])
+        places[row[0]].set_ylabel(label_of(results) + ", mean over games" * (len(results.games) > 1))
         places[row[0]].tick_params(labelleft=True)
     says = [says for *_, says in (*beside.values(), *hollow.values())]
     save(figure, folder, results.experiment, about(results), *says, runs_shown(results))
@@ -255,13 +252,13 @@ def gains(results, folder, groups):
         places[letter].set(title=f"({letter}) {game}", xlabel="environment steps", ylabel="return" * (letter == "a"))
     left, right = (places[letter] for letter in letters[-2:])
     draw_curves(left, results, variant, colours)
-    title, unit = "mean over games" if len(results.games) > 1 else "learning curves", measure_of(results)[1]
-    left.set(title=f"({letters[-2]}) {title}", xlabel="environment steps", ylabel=unit.split(",")[0])
+    title = "mean over games" if len(results.games) > 1 else "learning curves"
+    left.set(title=f"({letters[-2]}) {title}", xlabel="environment steps", ylabel=label_of(results))
     legend_in(places["a"], room=0.25, loc="upper left")
     groups = {name: group for name, group in groups.items() if results.values(group[0][0])}
     looks = [colours[value] if x == variant else COLOURS[4] for (x, value), *_ in groups.values()]
     draw_bars(right, results, {name: group[:2] for name, group in groups.items()}, looks)
-    right.set(title=f"({letters[-1]}) gain from EWMA, by game", ylabel=unit.split(",")[0])
+    right.set(title=f"({letters[-1]}) gain from EWMA, by game", ylabel=label_of(results))
     says = [says for *_, says in groups.values()] + [f"({letters[-1]}): {about_bars(results)}"]
     save(figure, folder, results.experiment, about(results), *says, runs_shown(results))
     if not games:
@@ -274,7 +271,7 @@ def difference(results, folder, variants):
     groups = {results.entry.panels[x].replace(" adj", "\nadj"): ((x, sizes[0]), (x, sizes[-1])) for x in variants}
     figure, axes = plt.subplots(figsize=(WIDTH, 2.6), layout="constrained")
     draw_bars(axes, results, groups)
-    axes.set_ylabel(f"{measure_of(results)[1].split(',')[0]},\n{sizes[0]} minus {sizes[-1]} {results.entry.axis}")
+    axes.set_ylabel(f"{label_of(results)},\n{sizes[0]} minus {sizes[-1]} {results.entry.axis}")
     says = f"Difference between the largest and the smallest batch size (paper's fig. 3), {about_bars(results)}"
     save(figure, folder, f"{results.experiment}_difference", says, runs_shown(results, "mean"))
 

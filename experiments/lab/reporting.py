@@ -180,9 +180,9 @@ def footnote(tests, hypotheses):
 
 
 def measures_of(results):
-    """Columns for the end and for the whole run, what to call them, digits: of one game, the return as it gives it."""
-    unit, digits = ("return", 2) if len(results.games) == 1 else ("normalised return", 3)
-    return [f"{when}_{unit.replace(' ', '_')}" for when in ("final", "mean")], unit, digits
+    """Columns for the end and for the whole run, what to call them, digits."""
+    columns = [f"{when}_{results.measure}" for when in ("final", "mean")]
+    return columns, results.measure.replace("_", " "), 2 if results.measure == "return" else 3
 
 
 def better(results, question):

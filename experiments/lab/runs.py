@@ -105,6 +105,7 @@ class Results:
         self.hours = float((seconds.median() * seconds.count()).sum()) / 3600
         self.games = [game for game in GAMES if game in set(rows["game"])]
         self.seeds = sorted(set(rows["seed"]))
+        self.measure = "return" if len(self.games) == 1 else "normalised_return"  # of one game, as the game gives it
         self.rows, self.points = self.share(rows), self.share(self.usable(rows, points))
 
     @classmethod
