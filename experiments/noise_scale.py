@@ -176,8 +176,8 @@ def measure(agent, module, train, data, small, device, bar):
 
 
 def verdict(results, train, minibatch):
-    """One sentence, by the loss with the smallest noise scale."""
-    name, x = min(((name, x) for name, (x, _) in results.items()), key=lambda pair: (pair[1].noise, pair[1].low))
+    """One sentence, by the loss whose noise scale might be the smallest."""
+    name, x = min(((name, x) for name, (x, _) in results.items()), key=lambda pair: (pair[1].low, pair[1].noise))
     known = x.low if x.noise == math.inf else x.noise
     if known == math.inf:
         return "Nothing can be said of invariance: the gradients are lost in noise."

@@ -282,6 +282,14 @@ def test_the_sentence_follows_from_the_smallest(estimate, words, num_envs):
     assert rows("\n".join(table))["policy"] == ["unknown", "none", "512", "unknown", "unknown", "unknown"]
 
 
+def test_the_sentence_minds_the_least_certain():
+    """A larger estimate whose interval begins below the minibatch must not go unsaid."""
+    settings = SimpleNamespace(num_minibatches=8, num_steps=16, num_envs=256)
+    results = {"policy": (Estimate(2000, 300, math.inf, 1), 0), "value": (Estimate(1000, 700, 2000, 1), 0)}
+    *_, sentence = noise_scale.report(results, settings, 512)
+    assert "in doubt" in sentence and "policy" in sentence
+
+
 # Bad input
 
 
