@@ -56,10 +56,16 @@ def experiment(name, rows, measured, folder, claim):
         "seeds": ordered(curve["seed"] for curve in curves),
         "curves": curves,
         "steps": steps,
-        "claim": claim["body"] if claim else "",
+        "claim": claim_about(claim["body"], {curve["variant"] for curve in curves}) if claim else "",
         "table": table(folder / f"{name}_runs.csv", curves),
         "findings": findings(folder / "README.md", name),
     }
+
+
+def claim_about(body, variants):
+    """The claim; of the settings that it explains, those that are there."""
+    lines = [line for line in body.splitlines() if not (found := re.match(r"- `(.+?)`:", line)) or found[1] in variants]
+    return to_html("\n".join(lines))
 
 
 def ordered(values):
@@ -106,5 +112,5 @@ def read_claims(path):
     for section in re.split(r"^## ", path.read_text(), flags=re.M)[1:]:
         name, title, body = section.split("\n", 2)
         title, _, lines = title.strip().partition(" | ")
-        claims[name.strip()] = {"title": title, "lines": lines, "body": to_html(body)}
+        claims[name.strip()] = {"title": title, "lines": lines, "body": body}
     return claims

@@ -35,7 +35,7 @@
 
   function show(plot) {
     const data = RESULTS[plot.dataset.experiment];
-    const [filters, facets, readout] = [".filters", ".facets", ".readout"].map((x) => plot.querySelector(x));
+    const [filters, facets] = [".filters", ".facets"].map((x) => plot.querySelector(x));
     const colour = (value) => `var(--s${data.values.indexOf(value) % COLOURS})`;
     const key = (value) => Object.assign(document.createElement("span"), { className: "key", style: `color: ${colour(value)}` });
     const sets = {
@@ -61,12 +61,13 @@
       }
       facets.replaceChildren();
       facets.classList.toggle("single", groups.size === 1);
-      readout.textContent = curves.length ? "" : "Nothing is chosen.";
+      if (!curves.length) facets.textContent = "Nothing is chosen.";
       for (const [name, runs] of groups) {
         const title = name.split("\n").filter((x, i) => x && (i ? data.variants.length > 1 : data.games.length > 1)).join(", ") || data.measured;
         const facet = Object.assign(document.createElement("div"), { className: "facet" });
         const chart = Object.assign(document.createElement("div"), { className: "chart" });
-        facet.append(Object.assign(document.createElement("h4"), { textContent: title }), chart);
+        const readout = Object.assign(document.createElement("p"), { className: "readout" });
+        facet.append(Object.assign(document.createElement("h4"), { textContent: title }), chart, readout);
         facets.append(facet);
         const lines = [], means = [];
         for (const value of data.values) {
@@ -81,8 +82,8 @@
           hover(x) {
             if (x === null) return (readout.textContent = "");
             const parts = means.map((line) => [line.value, interpolate(line.points.map((p) => p[0]), line.points.map((p) => p[1]), x)]);
-            const text = parts.filter(([, y]) => y !== null).map(([value, y]) => `${value}: ${y.toFixed(2)}`).join("   ");
-            readout.replaceChildren(Object.assign(document.createElement("b"), { textContent: `${title}, step ${Math.round(x).toLocaleString("en-GB")}  ` }), text);
+            const text = parts.filter(([, y]) => y !== null).map(([value, y]) => `${value}: ${y.toFixed(2)}`).join(" \u00b7 ");
+            readout.replaceChildren(Object.assign(document.createElement("b"), { textContent: `step ${Math.round(x).toLocaleString("en-GB")}  ` }), text);
           },
         });
       }
