@@ -29,7 +29,7 @@ import figures as figures_program  # noqa: E402
 import sweep as sweep_program  # noqa: E402
 from lab.any_runs import AUTHORS  # noqa: E402
 from lab.catalogue import EXPERIMENTS, GAMES, SCALES, Experiment, return_range, runs_of  # noqa: E402
-from lab.logs import RETURN, STEPS, read_last, read_scalars  # noqa: E402
+from lab.logs import ADVANTAGES, CLIPPED, RETURN, STEPS, read_last, read_scalars  # noqa: E402
 from lab.reporting import report  # noqa: E402
 from lab.running import state_of  # noqa: E402
 from lab.runs import Results  # noqa: E402
@@ -140,30 +140,6 @@ def test_staleness(runs_dir):
     assert "staleness.py on starpilot, 4 environments, 384 steps" in run(figures_program, "advice", real)
 
 
-def test_batch_size(runs_dir):
-    sweep("batch-size", runs_dir, "--seeds", 1)
-    figures("batch-size", runs_dir)
-    pictures = ["batch-size", "batch-size_difference", "batch-size_advantage_std"]
-    texts, report = check_results("batch-size", runs_dir, pictures, [1])
-    assert "KL penalty 1/256" in texts["batch-size"]
-    swings = pd.read_csv(runs_dir / "batch-size/smoke/figures/batch-size_advantage_std.csv")
-    assert set(swings["value"]) == {2, 4} and (swings["std"] > 0).all()
-
-    # Table 5, recomputed from the table of runs: with one seed a Z is +1, 0 or -1.
-    table = pd.read_csv(runs_dir / "batch-size/smoke/figures/batch-size_runs.csv")
-    final = table.set_index(["variant", "value"])["final_normalised_return"]
-    gap = final["all", 4] - final["all", 2]
-    expected = []
-    for variant in ["no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-ewma"]:
-        reference = final["no-ewma" if variant == "no-ewma" else "all", 4]
-        expected.append(reference - final[variant, 2] - gap)
-    cells = re.search(r"^\| 2 \| (.*) \|$", report, re.MULTILINE).group(1).split(" | ")
-    for cell, effect in zip(cells, expected, strict=True):
-        size, z = re.fullmatch(r"(\S+) \((\S+)\)", cell).groups()
-        assert float(size) == pytest.approx(effect, abs=6e-4)
-        assert float(z) == np.sign(round(effect, 6))
-
-
 def test_ewma(runs_dir):
     sweep("ewma", runs_dir, "--seeds", 1)
     figures("ewma", runs_dir)
@@ -222,10 +198,10 @@ def test_a_new_experiment_is_one_entry(runs_dir, monkeypatch):
     monkeypatch.setitem(EXPERIMENTS, "looking-ahead", entry)
     assert runs_of("looking-ahead", "smoke")[0].flags.items() >= {"checkpoint-seconds": 30, "num-steps": 32}.items()
     for x in runs_of("looking-ahead", "smoke"):
-        if (x.variant, x.seed) != ("gamma", 1):
+        if (x.value, x.seed) != ("0.9", 1):
             make_up(x, runs_dir, 0, 1)
     printed = sweep("looking-ahead", runs_dir, "--seeds", 1)
-    assert "3 runs: 1 finished already, 0 with another process, 2 to do" in printed
+    assert "3 runs: 2 finished already, 0 with another process, 1 to do" in printed
     figures("looking-ahead", runs_dir)
     folder = runs_dir / "looking-ahead/smoke/figures"
     text = check_picture(folder / "looking-ahead.png", LIGHTEST)
@@ -314,11 +290,16 @@ def test_each_worker_has_a_gpu_of_its_own(tmp_path, monkeypatch):
     assert sorted(path.read_text().strip() for path in seen.iterdir()) == ["0", "0", "1", "1"]
 
 
-def make_up(x, runs_dir, first, last, hours=1):
-    """The files of a finished run whose return grows in a straight line, and stays where it is towards the end."""
+def make_up(x, runs_dir, first, last, hours=1, others=()):
+    """The files of a finished run whose return grows in a straight line, and stays where it is towards the end.
+
+    others: tags that go from 0.1 to 1.1.
+    """
     with SummaryWriter(x.folder(runs_dir)) as writer:
         for step in np.linspace(0, x.steps, 21):
             writer.add_scalar(RETURN, first + (last - first) * min(1, 1.25 * step / x.steps), round(step))
+            for tag in others:
+                writer.add_scalar(tag, 0.1 + step / x.steps, round(step))
     x.file(runs_dir, "json").parent.mkdir(exist_ok=True)
     x.file(runs_dir, "json").write_text(x.to_json())
     x.file(runs_dir, "exit").write_text(json.dumps({"code": 0, "steps": x.steps, "seconds": 3600 * hours}))
@@ -327,6 +308,32 @@ def make_up(x, runs_dir, first, last, hours=1):
 # Of a final difference between two such runs, what is left in the mean: half of it while the curve rises, for 0.8 of
 # the run and 17 of its 21 points, then all of it.
 WHOLE_RUN = (8.5 + 4) / 21
+
+
+def test_batch_size(tmp_path):
+    """On made-up runs of all settings: three figures, and table 5."""
+    for x in runs_of("batch-size", "smoke", seeds=[1]):
+        make_up(x, tmp_path, 3, 3 + int(x.value) * len(x.variant) / 7, others=[CLIPPED, ADVANTAGES])
+    figures("batch-size", tmp_path)
+    pictures = ["batch-size", "batch-size_difference", "batch-size_advantage_std"]
+    texts, report = check_results("batch-size", tmp_path, pictures, [1])
+    assert "KL penalty 1/256" in texts["batch-size"]
+    swings = pd.read_csv(tmp_path / "batch-size/smoke/figures/batch-size_advantage_std.csv")
+    assert set(swings["value"]) == {2, 4} and swings["std"].between(0.1, 1.1).all()
+
+    # Table 5, recomputed from the table of runs: with one seed a Z is +1, 0 or -1.
+    table = pd.read_csv(tmp_path / "batch-size/smoke/figures/batch-size_runs.csv")
+    final = table.set_index(["variant", "value"])["final_normalised_return"]
+    gap = final["all", 4] - final["all", 2]
+    expected = []
+    for variant in ["no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-ewma"]:
+        reference = final["no-ewma" if variant == "no-ewma" else "all", 4]
+        expected.append(reference - final[variant, 2] - gap)
+    cells = re.search(r"^\| 2 \| (.*) \|$", report, re.MULTILINE).group(1).split(" | ")
+    for cell, effect in zip(cells, expected, strict=True):
+        size, z = re.fullmatch(r"(\S+) \((\S+)\)", cell).groups()
+        assert float(size) == pytest.approx(effect, abs=6e-4)
+        assert float(z) == np.sign(round(effect, 6))
 
 
 def test_many_games_and_seeds(tmp_path):

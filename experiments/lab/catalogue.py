@@ -17,7 +17,7 @@ def return_range(game, mode):
     return tuple(float(RANGES[game][f"{mode}_{end}"]) for end in ("min", "max"))
 
 
-# The scales. An experiment's entry may change any of this for itself: at={"small": {"seeds": 2}}.
+# The scales. An experiment's entry may change any of this for itself: at={"small": {"seeds": 2, "ppo": {"epochs": 3}}}.
 
 
 @dataclass
@@ -36,7 +36,8 @@ class Scale:
     beyond: bool = False  # with settings that the paper does not have
 
 
-SHARED = ["distribution-mode", "num-levels", "num-steps", "channels", "total-timesteps"]  # one for all runs of a scale
+# Flags that all runs of an experiment at a scale have in common. The report names those that differ from the paper's.
+SHARED = ["distribution-mode", "num-levels", "num-steps", "channels", "total-timesteps"]
 SCALES = {
     "paper": Scale(
         games=GAMES,
