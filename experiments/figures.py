@@ -15,7 +15,7 @@ from lab.catalogue import EXPERIMENTS, SCALES
 from lab.common import Parser, fail
 from lab.drawing import draw
 from lab.reporting import report
-from lab.runs import Results, find_runs, write_csv
+from lab.runs import Results, find_runs, results_of_csv, write_csv
 
 
 def parse_args():
@@ -41,10 +41,7 @@ def parse_args():
 def read_results(args):
     """What there is, from runs or from tables; says what is wrong with it."""
     if args.csv:
-        try:
-            return Results.of_csv(args.name, *args.csv)
-        except (OSError, ValueError, KeyError) as error:
-            fail(f"--csv {' '.join(args.csv)}: has no tables of {args.name} that figures.py has written ({error})")
+        return results_of_csv(args.name, args.csv)
     runs, notes = find_runs(args.runs_dir, args.name, args.scale)
     if not any(run.folder(args.runs_dir).exists() for run in runs):
         wanted = f"experiments/sweep.py {args.name}" + (f" --scale {args.scale}" if args.scale else "")

@@ -21,7 +21,7 @@ from lab.catalogue import EXPERIMENTS, GAMES, SCALES, runs_of
 from lab.common import Parser, fail, number
 from lab.cost import estimate
 from lab.running import ARRAY, read_end, run_here, states_of, submit
-from lab.runs import KEY, Results
+from lab.runs import KEY, key_of, results_of_csv
 
 
 def parse_args():
@@ -62,12 +62,9 @@ def parse_args():
 
 def without_finished(runs, args):
     """The runs that are not finished elsewhere, according to --csv."""
-    try:
-        table = Results.of_csv(args.name, args.csv).all_rows.query("finished and scale == @args.scale")
-    except (OSError, ValueError, KeyError) as error:
-        fail(f"--csv {args.csv}: has no tables of {args.name} that figures.py has written ({error})")
-    finished = set(table[KEY].itertuples(index=False, name=None))
-    left = [run for run in runs if (run.game, run.variant, run.value, run.seed) not in finished]
+    rows = results_of_csv(args.name, [args.csv]).all_rows
+    done = rows.query("finished and scale == @args.scale")[KEY].to_dict("records")
+    left = [run for run in runs if key_of(run) not in done]
     print(f"{len(runs) - len(left)} of {len(runs)} runs are finished in {args.csv}, and left out here")
     return left
 

@@ -8,6 +8,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from lab.catalogue import EXPERIMENTS, GAMES, SCALES, SHARED, Run, return_range, runs_of
+from lab.common import fail
 from lab.inference import second_half, swing
 from lab.logs import ADVANTAGES, CLIPPED, RETURN, read_scalars
 from lab.running import is_locked, read_end
@@ -130,9 +131,9 @@ class Results:
         scale, games, seeds = rows["scale"].iloc[0], set(rows["game"]), set(rows["seed"])
         rows = rows.sort_values(["finished", "steps"], kind="stable").drop_duplicates(KEY, keep="last")
         points = points.merge(rows[[*KEY, "origin"]])
-        there = set(rows[KEY].itertuples(index=False, name=None))
+        there = rows[KEY].to_dict("records")
         runs = in_order(runs_of(experiment, scale, games, seeds), experiment, scale)
-        runs = [run for run in runs if tuple(key_of(run).values()) in there]
+        runs = [run for run in runs if key_of(run) in there]
         if len(runs) < len(rows):
             raise ValueError("they have runs that are none of this experiment's")
         keys = pd.DataFrame(map(key_of, runs))
@@ -187,6 +188,14 @@ class Results:
             return pd.DataFrame(columns=columns)
         table = pd.concat(tables, ignore_index=True)[columns]
         return table[table["seed"] == table["seed"].min()].drop_duplicates(["game", "value", "step"])
+
+
+def results_of_csv(experiment, folders):
+    """For --csv: the tables in these folders, or one line about what is wrong with them."""
+    try:
+        return Results.of_csv(experiment, *folders)
+    except (OSError, ValueError) as error:
+        fail(f"--csv {' '.join(folders)}: has no tables of {experiment} that figures.py has written ({error})")
 
 
 def read_table(path, columns):
