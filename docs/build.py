@@ -81,8 +81,9 @@ def build(out):
     edges = [compare(scripts[a], scripts[b], tag) for a, b, tag in EDGES]
     by_name = {edge.name: edge for edge in edges}
     for change in by_name["ppg-to-ppg_ewma"].changes:
-        same = [other for other in by_name["ppo-to-ppo_ewma"].changes if other.added == change.added]
-        change.twin = same[0] if same else None
+        for other in by_name["ppo-to-ppo_ewma"].changes:
+            if other.added == change.added and len(other.rows) == len(change.rows):
+                change.twin = other
     experiments = curves.experiments(ROOT / "results", curves.read_claims(DOCS / "claims.md"))
 
     environment = Environment(

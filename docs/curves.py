@@ -56,16 +56,16 @@ def experiment(name, rows, measured, folder, claim):
         "seeds": ordered(curve["seed"] for curve in curves),
         "curves": curves,
         "steps": steps,
-        "claim": claim_about(claim["body"], {curve["variant"] for curve in curves}) if claim else "",
+        "claim": to_html(re.sub(r"^- .*\n", "", claim["body"], flags=re.M)) if claim else "",
+        "settings": settings(claim["body"], {curve["variant"] for curve in curves}) if claim else "",
         "table": table(folder / f"{name}_runs.csv", curves),
         "findings": findings(folder / "README.md", name),
     }
 
 
-def claim_about(body, variants):
-    """The claim; of the settings that it explains, those that are there."""
-    lines = [line for line in body.splitlines() if not (found := re.match(r"- `(.+?)`:", line)) or found[1] in variants]
-    return to_html("\n".join(lines))
+def settings(body, variants):
+    """What claims.md says about the settings that are there: its items, each of which begins with a setting's name."""
+    return to_html("\n".join(line for line in re.findall(r"^- .*", body, re.M) if line.split("`")[1] in variants))
 
 
 def ordered(values):

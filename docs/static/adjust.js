@@ -128,7 +128,7 @@ const Adjust = {
       notices.push(`${args.num_envs} × ${flags.num_steps} frames do not split evenly into ${flags.num_minibatches} minibatches: the script refuses. --num-minibatches ${near.sort((a, b) => a - b).join(", ")} would do.`);
     }
     if (c !== 1) {
-      if (epochs > 1) notices.push(`${script}.py makes ${epochs} epochs. The paper claims invariance for one policy epoch only.`);
+      if (epochs > 1) notices.push(`${script}.py makes ${epochs} epochs. The paper claims invariance for one policy epoch only: add --${"epochs" in flags ? "epochs" : "policy-epochs"} 1.`);
       if (!Adjust.EWMA.includes(script)) notices.push(`No EWMA in ${script}.py. The paper claims invariance for PPO-EWMA and PPG-EWMA.`);
       if (c < 1) notices.push("A larger batch than the reference. The paper claims invariance for small enough ones only.");
     }
