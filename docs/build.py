@@ -155,8 +155,8 @@ class Handler(SimpleHTTPRequestHandler):
 def serve(out, port):
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), functools.partial(Handler, directory=out))
-    except OSError as error:
-        print(f"build.py: error: --port {port}: {error.strerror}", file=sys.stderr)
+    except (OSError, OverflowError) as error:
+        print(f"build.py: error: --serve {port}: {getattr(error, 'strerror', error)}", file=sys.stderr)
         sys.exit(2)
     seen = sources()
     try_to_build(out)
@@ -172,13 +172,15 @@ def serve(out, port):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Build the tutorial site.")
+    parser = argparse.ArgumentParser(
+        description="Build the tutorial site.", usage=argparse.SUPPRESS, allow_abbrev=False
+    )
     parser.add_argument("--out", type=Path, default=DOCS / "site", help="where the site goes; default: docs/site")
-    parser.add_argument("--serve", action="store_true", help="serve it on this machine, rebuild when a file changes")
-    parser.add_argument("--port", type=int, default=8000, help="with --serve; 0: any that is free; default: 8000")
+    words = "serve it on this machine, and rebuild when a file changes; default port: 8000; 0: any that is free"
+    parser.add_argument("--serve", type=int, nargs="?", const=8000, metavar="PORT", help=words)
     args = parser.parse_args()
-    if args.serve:
-        serve(args.out, args.port)
+    if args.serve is not None:
+        serve(args.out, args.serve)
     elif not try_to_build(args.out):
         sys.exit(2)
 

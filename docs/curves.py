@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 from statistics import mean, stdev
 
-from annotate import to_html
+from annotate import BuildError, to_html
 
 FIRST = ["batch-size", "staleness", "ewma", "learning", "bf16"]  # the order on the page; others follow
 SETTINGS = ("game", "variant", "value")
@@ -24,7 +24,10 @@ def experiments(folder, claims):
         columns = rows[0].keys() if rows else set()
         measured = next((name for name in ("return", "std") if name in columns), None)
         if measured and "step" in columns and columns & {"value", "label"}:
-            found[path.stem] = experiment(path.stem, rows, measured, folder, claims.get(path.stem))
+            try:
+                found[path.stem] = experiment(path.stem, rows, measured, folder, claims.get(path.stem))
+            except (TypeError, ValueError, KeyError) as error:
+                raise BuildError(f"{path}: not a table of learning curves ({error})") from None
     order = sorted(found, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
     return [found[name] for name in order]
 

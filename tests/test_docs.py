@@ -119,9 +119,23 @@ def test_results_are_what_is_there(project):
     assert "no results yet" in (project / "docs" / "site" / "results.html").read_text()
 
 
+@pytest.mark.parametrize(
+    "flags, message", [(["--serve", "99999"], "--serve 99999"), (["--serve", "x"], "invalid int"), (["--no"], "--no")]
+)
+def test_bad_flags_are_one_line(flags, message):
+    result = build(ROOT, *flags)
+    assert result.returncode == 2 and message in result.stderr and result.stderr.count("\n") == 1, result.stderr
+
+
+def test_a_damaged_table_is_one_line(project):
+    (project / "results" / "bad.csv").write_text("value,seed,step,return\n7,1,ten,1.5\n")
+    result = build(project)
+    assert result.returncode == 2 and "bad.csv" in result.stderr and result.stderr.count("\n") == 1
+
+
 def test_serve_rebuilds_when_a_file_changes(project):
     """On loopback alone. A note that breaks the build is reported, and the server stays."""
-    command = [sys.executable, str(project / "docs" / "build.py"), "--serve", "--port", "0"]
+    command = [sys.executable, str(project / "docs" / "build.py"), "--serve", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert "14 pages" in server.stdout.readline()
