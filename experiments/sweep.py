@@ -28,7 +28,7 @@ def parse_args():
     parser = Parser(description=__doc__)
     add, count = parser.add_argument, number(int, 1, 2**31 - 1)
     add("name", metavar="NAME", choices=EXPERIMENTS, help=", ".join(EXPERIMENTS))
-    scales = "paper: the paper's; small: a night on 2 cores; smoke: a minute"
+    scales = "paper: the paper's; small: a day or two on 2 cores; first: a night; smoke: a minute"
     add("--scale", choices=SCALES, default="small", help=scales)
     add("--games", nargs="+", choices=GAMES, metavar="GAME", help="default: the experiment's at this scale")
     add("--seeds", nargs="+", type=count, metavar="SEED", help="default: 1 up to the experiment's number")

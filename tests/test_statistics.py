@@ -5,17 +5,20 @@ import sys
 
 import numpy as np
 import pytest
-from scipy.stats import mannwhitneyu, norm
+from scipy.stats import mannwhitneyu, norm, studentized_range
 
 from helpers import ROOT
 
 sys.path.insert(0, str(ROOT / "experiments"))
 from lab.inference import (  # noqa: E402
     bootstrap_interval,
+    holm,
     how_far_apart,
     interquartile_mean,
     mean_difference,
     van_elteren,
+    wider,
+    within,
 )
 
 DISTINCT = [([3.0, 1.0, 4.0], [1.5, 0.2, 2.0]), ([0.1, 0.9], [0.5, 0.3, 0.2])]
@@ -124,3 +127,40 @@ def test_the_p_of_four_sizes_and_three_seeds_is_exact():
     assert distance == pytest.approx(9) and p == pytest.approx(10 / 15_400)
     many = [np.arange(6) + 100 * place for place in range(5)]  # too many ways to count: drawn at random, and never 0
     assert how_far_apart(many)[1] == pytest.approx(1 / 9999)
+
+
+def test_wider_counts_all_swaps():
+    rng = np.random.default_rng(1)
+    reference = rng.normal(size=2)
+    original, ablated = [rng.normal(size=2) for _ in range(2)], [rng.normal(2, size=2) for _ in range(2)]
+
+    def gain(first, second, known):
+        means = [[np.mean(x) for x in (*known, *side)] for side in (first, second)]
+        return max(means[1]) - min(means[1]) - max(means[0]) + min(means[0])
+
+    def swaps(a, b):
+        pooled = [*a, *b]
+        for chosen in itertools.permutations(range(4), 2):  # each way twice
+            yield [pooled[i] for i in chosen], [pooled[i] for i in range(4) if i not in chosen]
+
+    for known in ([reference], []):
+        observed = gain(original, ablated, known)
+        counted = [
+            gain(*zip(*pairs, strict=True), known) for pairs in itertools.product(*map(swaps, original, ablated))
+        ]
+        p = np.mean(np.array(counted) >= observed - 1e-12)
+        assert wider(known[0] if known else None, original, ablated) == pytest.approx((observed, p))
+
+
+def test_sameness_is_bounded_as_often_as_it_says():
+    """Four settings with known means: the largest difference is within the bound in 90% of trials, or somewhat more."""
+    rng, truth = np.random.default_rng(2), np.array([0, 0.3, 0.1, 0.2])
+    bounds = [within(list(truth[:, None] + rng.normal(size=(4, 5)))) for _ in range(150)]
+    assert 0.87 <= np.mean(np.array(bounds) >= 0.3) <= 1
+    exact = studentized_range.ppf(0.9, 2, 8) / np.sqrt(2) * np.sqrt(2.5 * 2 / 5)
+    assert within([np.arange(5.0), np.arange(5.0)]) == pytest.approx(exact)
+
+
+def test_holm():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])  # a textbook's example
+    assert holm([0.6, 0.9]) == [1, 1]

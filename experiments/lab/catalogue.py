@@ -32,8 +32,9 @@ class Scale:
     learning_rate: float  # at that reference
     ages: list  # of stale data, in iterations
     grid: int  # points each way of com-vs-kl
-    invariant: str = "ppo"  # the algorithm whose batch size is studied
-    beyond: bool = False  # with settings that the paper does not have
+    invariant: str = "ppg"  # the algorithm whose batch size is studied
+    more_seeds: dict = field(default_factory=dict)  # variant: its number of seeds, if it has more than the others
+    beyond: tuple = ()  # settings that the paper does not have
 
 
 # Flags that all runs of an experiment at a scale have in common. The report names those that differ from the paper's.
@@ -50,9 +51,21 @@ SCALES = {
         learning_rate=5e-4,
         ages=[0, 1, 2, 4, 8, 16, 32, 64],
         grid=5,
-        invariant="ppg",
     ),
-    "small": Scale(
+    "small": Scale(  # results/PLAN.md says why
+        games=["starpilot"],
+        seeds=3,
+        flags=dict(zip(SHARED, ["easy", 1, 16, [8, 16, 16], 294_912], strict=True)),
+        ppo={"epochs": 3},
+        ppg={"arch": "detach", "n-pi": 16, "aux-epochs": 2, "aux-rollouts": 16, "num-minibatches": 4},
+        num_envs=64,
+        sizes=[64, 16, 4, 1],
+        learning_rate=5e-4,
+        ages=[0, 1, 2, 4, 8, 16],
+        grid=3,
+        beyond=("no-n-pi",),
+    ),
+    "first": Scale(  # our first runs, smaller still: results/ shows them until those at small scale are complete
         games=["starpilot"],
         seeds=3,
         flags=dict(zip(SHARED, ["easy", 1, 64, [8, 16, 16], 114_688], strict=True)),
@@ -63,7 +76,8 @@ SCALES = {
         learning_rate=1e-3,  # for 64 environments: the 5e-4 of 16
         ages=[0, 1, 2, 4, 8, 16],
         grid=4,
-        beyond=True,
+        invariant="ppo",
+        beyond=("same-age", "ppg-ewma", "as-old-as-ppo"),
     ),
     "smoke": Scale(
         games=["starpilot"],  # where episodes are short
@@ -76,6 +90,7 @@ SCALES = {
         learning_rate=5e-4,
         ages=[0, 1],
         grid=2,
+        invariant="ppo",
     ),
 }
 
@@ -192,11 +207,14 @@ def batch_size(scale):
             yield variant, size, *at_size(scale, size, no_adjust=[adjustment])
     for size in scale.sizes:
         yield "no-ewma", size, *at_size(scale, size, ewma=False)
+    for size in smaller if "no-n-pi" in scale.beyond else ():
+        yield "no-n-pi", size, *at_size(scale, size, no_adjust=["n-pi"])
     yield "floor", largest, *at_size(scale, largest, ewma=False, clip_coef=0, kl_coef=1 / 256)
-    if scale.beyond:
+    if "same-age" in scale.beyond:
         # Is it the age that makes no-ewma-adjustment what it is? The largest batch, as young in environment steps.
         for size in smaller:
             yield "same-age", size, *at_size(scale, largest, prox_com=8 * size / largest)
+    if "ppg-ewma" in scale.beyond:
         # PPO has no n_pi, so here is a little PPG-EWMA to see that adjustment at work.
         for size in (64, 4):
             yield "ppg-ewma", size, *at_size(scale, size, "ppg")
@@ -208,7 +226,7 @@ def ewma(scale):
     yield "algorithms", "ppo-ewma", *algorithm(scale, "ppo", ewma=True)
     yield "algorithms", "ppg", *algorithm(scale, "ppg")
     yield "algorithms", "ppg-ewma", *algorithm(scale, "ppg", ewma=True)
-    if scale.beyond:
+    if "as-old-as-ppo" in scale.beyond:
         # With one epoch of 8 minibatches, PPO's old policy is 3.5 steps old on average. Is it the age that matters?
         yield "as-old-as-ppo", "ppo-ewma", *algorithm(scale, "ppo", ewma=True, prox_com=3.5)
 
@@ -236,6 +254,7 @@ ABLATIONS = {
     "no-adv-norm": "no adv. norm. adjustment",
     "no-ewma-adjustment": "no EWMA adjustment",
     "no-ewma": "no EWMA at all",
+    "no-n-pi": r"no $N_\pi$ adjustment",
 }
 FLOOR = "Dotted: without EWMA, at the largest batch size, with a KL penalty too weak: a floor."
 SAME_AGE = "Hollow: 64 environments, their average as young as that of the filled ones."
@@ -253,7 +272,10 @@ EXPERIMENTS = {
             "decoupled": "decoupled objective",
             "behavior": "behaviour policy for both",
         },
-        at={"paper": {"seeds": 4, "flags": {"checkpoint-seconds": 3600}}},  # checkpoints hold up to 51.5 GB
+        at={
+            "paper": {"seeds": 4, "flags": {"checkpoint-seconds": 3600}},  # checkpoints hold up to 51.5 GB
+            "small": {"num_envs": 16, "flags": {"learning-rate": 2.5e-4}},  # a quarter of the data of 16 x 64
+        },
         shared={"decoupled": ["behavior", "recent"]},
         figures={"curves": {"lines": ["recent", "decoupled", "behavior"]}},
         tests={"better": ("Does decoupling help?", decoupling)},
@@ -263,7 +285,8 @@ EXPERIMENTS = {
         "{algorithm} at different batch sizes, with all adjustments and with all but one (paper's fig. 2).",
         axis="environments",
         panels={"all": "all adjustments", **ABLATIONS, "ppg-ewma": "PPG-EWMA, all adjustments"},
-        shared={"all": ["no-step-size", "no-adv-norm", "no-ewma-adjustment"]},
+        at={"small": {"more_seeds": {"all": 5}}},
+        shared={"all": ["no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-n-pi"]},
         figures={
             "curves": {
                 "lines": ["all", *ABLATIONS, "same-age"],
@@ -279,6 +302,7 @@ EXPERIMENTS = {
             "advantage_std": "no-adv-norm",
         },
         tests={
+            "same": list(ABLATIONS),
             "apart": ["all", *ABLATIONS],
             "same_age": ("no-ewma-adjustment", "same-age"),
             "table_5": list(ABLATIONS),
@@ -290,9 +314,19 @@ EXPERIMENTS = {
         "All four algorithms at the default batch size (paper's fig. 4).",
         axis="",
         panels={"algorithms": "all four algorithms"},
-        # small: starpilot, and the two of fruitbot, dodgeball, bigfish, chaser, bossfight and leaper where a run of PPO
-        # with seed 101 learnt most
-        at={"paper": {"seeds": 4}, "small": {"games": ["starpilot", "fruitbot", "dodgeball"]}},
+        # starpilot, and the two of fruitbot, dodgeball, bigfish, chaser, bossfight and leaper where a run of PPO with
+        # seed 101 learnt most; the whole network
+        at={
+            "paper": {"seeds": 4},
+            "small": {
+                "games": ["starpilot", "fruitbot", "dodgeball"],
+                "seeds": 5,
+                "num_envs": 16,
+                "flags": {"num-steps": 64, "channels": [16, 32, 32], "total-timesteps": 122_880},
+                "ppg": {"n-pi": 8, "aux-rollouts": 4, "num-minibatches": 8},
+            },
+            "first": {"games": ["starpilot", "fruitbot", "dodgeball"]},
+        },
         figures={
             "gains": {  # which setting minus which other, and what the caption says
                 "PPO-EWMA\nminus PPO": (PPO_EWMA, BASE_PPO, ""),
@@ -317,6 +351,7 @@ EXPERIMENTS = {
         "{algorithm} with the step size divided by c, not by its square root (paper's fig. 5).",
         axis="environments",
         panels={"linear": "linear step size rule"},
+        at={"small": {"seeds": 2}},
         tests={"largest_minus_smallest": ["linear"]},
     ),
     "adam-betas": Experiment(
@@ -328,7 +363,7 @@ EXPERIMENTS = {
             "beta2": r"$\beta_2$ adjusted",
             "both": r"$\beta_1$ and $\beta_2$ adjusted",
         },
-        at={"paper": {"games": ["heist"]}, "small": {"games": ["heist"]}},
+        at={"paper": {"games": ["heist"]}, "small": {"seeds": 2}},
         shared={"none": ["beta2", "both"]},
         tests={"largest_minus_smallest": ["none", "beta2", "both"]},
     ),
@@ -340,7 +375,7 @@ EXPERIMENTS = {
         panels={},
         at={
             "paper": {"games": ["starpilot"], "seeds": 2, "flags": {"total-timesteps": 20_000_000}},
-            "small": {"seeds": 2},
+            "small": {"seeds": 2, "flags": {"total-timesteps": 147_456}},
             "smoke": {"seeds": 1, "flags": {"total-timesteps": 192}},
         },
         figures={"grid": ("centre of mass of the EWMA (--prox-com)", "KL penalty (--kl-coef)")},
@@ -360,7 +395,8 @@ def runs_of(experiment, scale, games=None, seeds=None):
     at = scale_of(experiment, scale)
     return [
         Run(experiment, scale, variant, str(value), game, seed, script, at.flags | flags)
-        for seed in seeds or range(1, at.seeds + 1)
+        for seed in seeds or range(1, max([at.seeds, *at.more_seeds.values()]) + 1)
         for game in games or at.games
         for variant, value, script, flags in EXPERIMENTS[experiment].settings(at)
+        if seeds or seed <= at.more_seeds.get(variant, at.seeds)
     ]

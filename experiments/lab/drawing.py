@@ -24,7 +24,7 @@ def draw(results, folder):
     """All figures of an experiment."""
     with plt.rc_context(fname=STYLE):
         for kind, options in results.entry.figures.items():
-            FIGURES[kind](results, folder, options)
+            FIGURES[kind](results, folder, results.of_this_scale(options))
 
 
 def save(figure, folder, name, *says):

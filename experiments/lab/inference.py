@@ -69,6 +69,43 @@ def all_deals(sizes):
     return np.array([[way[run] for run in number] for way in deal(number, range(len(sizes)))])
 
 
+def within(samples, confidence=0.9):
+    """No two means are further apart than this: the bound of Tukey's test, for all pairs at once."""
+    interval = stats.tukey_hsd(*samples).confidence_interval(confidence)
+    return float(np.abs([interval.low, interval.high]).max())
+
+
+def wider(reference, original, ablated):
+    """By how much the ablation widens the range of the settings' means, and p: how often a swap of runs does as much.
+
+    reference: runs of a setting that both have in common, or None. original, ablated: a sample for each other setting.
+    Within each of them, runs are swapped between the two in all ways.
+    """
+    means = []  # for each setting: the means of original and ablated, in each way
+    for first, second in zip(original, ablated, strict=True):
+        values, m = np.concatenate([first, second]), len(first)
+        ways = np.array(list(itertools.combinations(range(len(values)), m)))  # the first is as it was
+        sums = values[ways].sum(1)
+        means.append((sums / m, (values.sum() - sums) / (len(values) - m)))
+
+    def spread(side):
+        low, high = (np.inf, -np.inf) if reference is None else (np.mean(reference),) * 2
+        for x in np.ix_(*(pair[side] for pair in means)):
+            low, high = np.minimum(low, x), np.maximum(high, x)
+        return high - low
+
+    gains = spread(1) - spread(0)
+    observed = gains.flat[0]
+    return float(observed), float(np.mean(gains >= observed - 1e-12))
+
+
+def holm(p_values):
+    """Holm's correction for several tests."""
+    order = np.argsort(p_values)
+    adjusted = np.maximum.accumulate(np.asarray(p_values)[order] * np.arange(len(p_values), 0, -1)).clip(max=1)
+    return adjusted[np.argsort(order)].tolist()
+
+
 def interquartile_mean(*samples, axis=-1):
     """The mean of the middle half of all runs together: few outliers do not decide it."""
     return stats.trim_mean(np.concatenate(samples, axis=axis), 0.25, axis=axis)

@@ -3,7 +3,16 @@
 import numpy as np
 
 from lab.catalogue import ALGORITHMS, GAMES, runs_of
-from lab.inference import bootstrap_interval, how_far_apart, interquartile_mean, mean_difference, van_elteren
+from lab.inference import (
+    bootstrap_interval,
+    holm,
+    how_far_apart,
+    interquartile_mean,
+    mean_difference,
+    van_elteren,
+    wider,
+    within,
+)
 from lab.runs import final_window
 
 LEVEL = 0.001  # the paper's level of significance, to be divided by the number of hypotheses
@@ -96,7 +105,7 @@ def report(results):
         "seeds such intervals are too narrow.",
     ]
     for kind, what in results.entry.tests.items():
-        parts += TESTS[kind](results, what)
+        parts += TESTS[kind](results, results.of_this_scale(what))
     parts += [
         "## What section 6.2 of the paper looks at",
         signs(results),
@@ -257,6 +266,47 @@ def apart(results, variants):
     ]
 
 
+def same(results, ablations):
+    """Do all settings end alike, with everything adjusted, and does an ablation drive them apart?"""
+    (column, _), unit, digits = measures_of(results)
+    original, *_ = results.entry.panels
+    reference, *others = results.values(original)
+
+    def samples(variant, values, seeds):
+        found = [results.final(variant, value, column).groupby("seed").mean() for value in values]
+        return [x[x.index.isin(seeds)].to_numpy() for x in found]
+
+    every = samples(original, [reference, *others], results.seeds)
+    if len(every) < 2 or min(map(len, every)) < 2:
+        return [f"## Do all batch sizes end alike? {unit}", "Needs two seeds."]
+    rows, tests = [], []
+    for ablation in ablations:
+        if set(others) - set(results.values(ablation)):
+            continue
+        runs = results.rows[results.rows["variant"] == ablation].dropna(subset="final_return")
+        seeds = set.intersection(*(set(part["seed"]) for _, part in runs.groupby("value")))
+        (first,) = samples(original, [reference], seeds)
+        (own,) = samples(ablation, [reference], seeds)  # without EWMA, the reference is another run
+        pairs = samples(original, others, seeds), samples(ablation, others, seeds)
+        if not np.array_equal(first, own):
+            pairs, first = ([*pairs[0], first], [*pairs[1], own]), None
+        gain, p = wider(first, *pairs)
+        tests.append(p)
+        rows.append([ablation, len(seeds), f"{gain:+.{digits}f}", f"{p:.2g}"])
+    for row, p in zip(rows, holm(tests), strict=True):
+        row.append(f"{p:.2g}")
+    apart = np.ptp([x.mean() for x in every])
+    return [
+        f"## Do all batch sizes end alike? {unit[0].upper() + unit[1:]}",
+        f"{original}: the means of {', '.join([reference, *others])} {results.entry.axis} are "
+        f"{apart:.{digits}f} apart, and no two are further apart than {within(every):.{digits}f} "
+        f"(90%, Tukey's test, {min(map(len, every))} seeds).",
+        table(["left out", "seeds", "makes the range wider by", "p", "p, corrected"], rows),
+        "p: of all ways to swap runs between the ablation and all adjustments, within each size, how many widen the "
+        "range as much. One-sided; corrected by Holm's method.",
+    ]
+
+
 def differences(results, names, pairs, columns, digits=3):
     """A table: by how much the first setting is above the second, at the end and over the whole run."""
     rows = []
@@ -291,4 +341,4 @@ def largest_minus_smallest(results, variants):
     return ["## Largest minus smallest batch size, normalised return", shown]
 
 
-TESTS = {x.__name__: x for x in (better, table_5, apart, same_age, largest_minus_smallest)}
+TESTS = {x.__name__: x for x in (better, table_5, apart, same, same_age, largest_minus_smallest)}

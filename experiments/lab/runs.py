@@ -151,7 +151,7 @@ class Results:
         copies = []
         for source, others in self.entry.shared.items():
             runs = table[(table["variant"] == source) & (table["value"] == self.settings(source)[0])]
-            copies += [runs.assign(variant=other) for other in others]
+            copies += [runs.assign(variant=other) for other in others if self.settings(other)]
         return pd.concat([*copies, table], ignore_index=True)
 
     def values(self, variant):
@@ -162,6 +162,10 @@ class Results:
         """The same, also those without a run here."""
         runs = runs_of(self.experiment, self.runs[0].scale, self.games[:1], self.seeds[:1])
         return [run.value for run in runs if run.variant == variant]
+
+    def of_this_scale(self, what):
+        """Of a list of variants, those that the scale has."""
+        return list(filter(self.settings, what)) if isinstance(what, list) else what
 
     def final(self, variant, value, column="final_normalised_return"):
         """Final normalised returns, or another number, of the finished runs of a setting, by game and seed."""
