@@ -443,11 +443,11 @@ def test_an_experiment_on_two_machines(tmp_path):
 )
 def test_a_machine_that_has_one_variant_only(name, variant, tmp_path):
     """As after sweep.py --csv: what is missing here leaves gaps, and no more."""
-    for x in runs_of(name, "small", seeds=[2, 3]):
+    for x in runs_of(name, "first", seeds=[2, 3]):
         if x.variant == variant:
             make_up(x, tmp_path, 3, 3 + 0.1 * x.seed)
     figures(name, tmp_path)
-    folder = tmp_path / name / "small/figures"
+    folder = tmp_path / name / "first/figures"
     assert f"| {variant} |" in (folder / f"{name}.md").read_text() and (folder / f"{name}.png").exists()
 
 
@@ -467,6 +467,9 @@ def test_table_5(tmp_path):
     assert [abs(float(cell.strip("*").split()[0])) for cell in cells] == [0.35, 0, 0.03, 0]
     assert f"**{0.35 * WHOLE_RUN:.3f} (3.93)**" in text.split("table 5), over the whole run")[1]
     assert "0.001/4" in text
+    alike = text.split("## Do all batch sizes end alike?")[1]  # at the smaller size, 20 ways to swap runs
+    assert "are 0.052 apart" in alike and "| no-step-size | 3 | +0.350 | 0.05 | 0.2 |" in alike
+    assert "| no-ewma | 3 | +0.000 |" in alike, "its largest batch is worse by as much as the smaller one"
     apart = text.split("## How far apart")[1]  # no overlap: 2 of the 20 ways to deal out three and three runs
     assert f"| no-step-size | 0.402 | 0.1 | {0.402 * WHOLE_RUN:.3f} | 0.1 |" in apart
     assert f"| all | 0.052 | 0.1 | {0.052 * WHOLE_RUN:.3f} | 0.1 |" in apart

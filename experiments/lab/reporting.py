@@ -270,35 +270,34 @@ def same(results, ablations):
     """Do all settings end alike, with everything adjusted, and does an ablation drive them apart?"""
     (column, _), unit, digits = measures_of(results)
     original, *_ = results.entry.panels
-    reference, *others = results.values(original)
+    title, values = f"## Do all batch sizes end alike? {unit[0].upper() + unit[1:]}", results.values(original)
 
-    def samples(variant, values, seeds):
+    def samples(variant, values, seeds=None):
+        """Returns by seed, for each of these settings."""
         found = [results.final(variant, value, column).groupby("seed").mean() for value in values]
-        return [x[x.index.isin(seeds)].to_numpy() for x in found]
+        return [x if seeds is None else x.reindex(seeds).to_numpy() for x in found]
 
-    every = samples(original, [reference, *others], results.seeds)
+    every = samples(original, values)
     if len(every) < 2 or min(map(len, every)) < 2:
-        return [f"## Do all batch sizes end alike? {unit}", "Needs two seeds."]
+        return [title, "Needs two batch sizes with two seeds each."]
     rows, tests = [], []
     for ablation in ablations:
-        if set(others) - set(results.values(ablation)):
+        seeds = sorted(set.intersection(*(set(x.index) for x in every + samples(ablation, values))))
+        if len(seeds) < 2:
             continue
-        runs = results.rows[results.rows["variant"] == ablation].dropna(subset="final_return")
-        seeds = set.intersection(*(set(part["seed"]) for _, part in runs.groupby("value")))
-        (first,) = samples(original, [reference], seeds)
-        (own,) = samples(ablation, [reference], seeds)  # without EWMA, the reference is another run
-        pairs = samples(original, others, seeds), samples(ablation, others, seeds)
-        if not np.array_equal(first, own):
-            pairs, first = ([*pairs[0], first], [*pairs[1], own]), None
-        gain, p = wider(first, *pairs)
+        (first, *others), (own, *ablated) = (samples(variant, values, seeds) for variant in (original, ablation))
+        if np.array_equal(first, own):
+            gain, p = wider(first, others, ablated)
+        else:  # without EWMA, the reference is another run
+            gain, p = wider(None, [first, *others], [own, *ablated])
         tests.append(p)
         rows.append([ablation, len(seeds), f"{gain:+.{digits}f}", f"{p:.2g}"])
     for row, p in zip(rows, holm(tests), strict=True):
         row.append(f"{p:.2g}")
     apart = np.ptp([x.mean() for x in every])
     return [
-        f"## Do all batch sizes end alike? {unit[0].upper() + unit[1:]}",
-        f"{original}: the means of {', '.join([reference, *others])} {results.entry.axis} are "
+        title,
+        f"{original}: the means of {', '.join(values)} {results.entry.axis} are "
         f"{apart:.{digits}f} apart, and no two are further apart than {within(every):.{digits}f} "
         f"(90%, Tukey's test, {min(map(len, every))} seeds).",
         table(["left out", "seeds", "makes the range wider by", "p", "p, corrected"], rows),
