@@ -289,6 +289,7 @@ EXPERIMENTS = {
         shared={"all": ["no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-n-pi"]},
         figures={
             "curves": {
+                "large": True,
                 "lines": ["all", *ABLATIONS, "same-age"],
                 # another variant in a panel: which, its name, its look, what the caption says
                 "beside": {

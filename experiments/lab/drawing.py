@@ -150,6 +150,23 @@ def rows_of_panels(*rows, height):
     return figure, places
 
 
+def large_and_small(letters, summary):
+    """The first panel large, the others small in two rows beside it; below them the summary's two, if any."""
+    heights = [3.5, 1.95][: 1 + bool(summary)]
+    figure = plt.figure(figsize=(WIDTH, 0.6 + sum(heights)), layout="constrained")
+    above, *below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).flat
+    left, right = above.subfigures(1, 2, width_ratios=[1, 1.25])
+    places = {letters[0]: left.subplots()}
+    for letter, axes in zip(letters[1:].ljust(6, "."), right.subplots(2, 3).flat, strict=True):
+        places[letter] = axes
+        axes.tick_params(labelsize=6)
+        if letter == ".":
+            axes.set_axis_off()
+    for part in below:
+        places |= dict(zip(summary, part.subplots(1, 2), strict=True))
+    return figure, places
+
+
 def share_returns(axes, *others):
     """The same axis of returns for several panels, wide enough for all, labelled at the first."""
     low, high = zip(*(x.get_ylim() for x in (axes, *others)), strict=True)
@@ -175,20 +192,24 @@ def curves(results, folder, options):
         {variant: x for variant, x in options.get(name, {}).items() if results.settings(variant)}
         for name in ("beside", "hollow")
     )
-    letters, columns = string.ascii_lowercase[: len(panels)], min(3, len(panels))
-    rows = [letters[start : start + columns].ljust(columns, ".") for start in range(0, len(panels), columns)]
-    if lines:
-        rows.append(string.ascii_lowercase[len(panels) : len(panels) + 2])
-    figure, places = rows_of_panels(*rows, height=1.95)
+    letters, summary = string.ascii_lowercase[: len(panels)], string.ascii_lowercase[len(panels) :][: 2 * bool(lines)]
+    if large := options.get("large"):
+        figure, places = large_and_small(letters, summary)
+    else:
+        columns = min(3, len(panels))
+        rows = [letters[start : start + columns].ljust(columns, ".") for start in range(0, len(panels), columns)]
+        figure, places = rows_of_panels(*rows, *[summary] * bool(lines), height=1.95)
     draw_panels([places[letter] for letter in letters], results, panels, beside)
+    for letter in letters[1:] if large else ():  # where space is short
+        places[letter].set(title=places[letter].get_title().replace(" adj", "\nadj"), xlabel="")
     if lines:
-        draw_summary([places[letter] for letter in rows[-1]], results, lines, hollow)
+        draw_summary([places[letter] for letter in summary], results, lines, hollow)
     for letter, axes in places.items():
         if len(places) > 1 and letter != ".":
             axes.set_title(f"({letter}) {axes.get_title()}")
-    for row in rows:
-        places[row[0]].set_ylabel(label_of(results) + ", mean over games" * (len(results.games) > 1))
-        places[row[0]].tick_params(labelleft=True)
+    for letter in (letters[:1] if large else letters[::columns]) + summary[:1]:
+        places[letter].set_ylabel(label_of(results) + ", mean over games" * (len(results.games) > 1))
+        places[letter].tick_params(labelleft=True)
     says = [says for *_, says in (*beside.values(), *hollow.values())]
     save(figure, folder, results.experiment, about(results), *says, runs_shown(results))
     by_game(results, folder, panels)
