@@ -38,6 +38,9 @@ from pathlib import Path
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in the scripts, for which it is too late after import torch
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler: nothing of its own on the terminal
 
+import lab  # noqa: F401  checks packages
+
+# isort: split
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd

@@ -556,7 +556,7 @@ def test_bad_words(words, message, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["sweep", "figures", "evaluate"])
+@pytest.mark.parametrize("name", ["sweep", "figures", "evaluate", "throughput", "noise_scale"])
 def test_packages_that_are_missing(name):
     """Without any (-S), one line says what to install."""
     command = [sys.executable, "-S", ROOT / f"experiments/{name}.py", "--help"]

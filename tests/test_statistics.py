@@ -164,3 +164,11 @@ def test_sameness_is_bounded_as_often_as_it_says():
 def test_holm():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])  # a textbook's example
     assert holm([0.6, 0.9]) == [1, 1]
+
+
+def test_wider_with_too_many_swaps_to_count():
+    """Five seeds, four sizes: drawn at random, and near what a sure effect and none must give."""
+    rng = np.random.default_rng(3)
+    original = [rng.normal(size=5) for _ in range(4)]
+    assert wider(None, original, [x + shift for x, shift in zip(original, (0, 40, 80, 120), strict=True)])[1] < 0.001
+    assert wider(None, original, original)[1] > 0.3

@@ -1,4 +1,4 @@
-"""The experiments: all that runs, at three scales, and how it is drawn and tested. A new one is an entry at the end."""
+"""The experiments: all that runs, at each scale, and how it is drawn and tested. A new one is an entry at the end."""
 
 import csv
 import itertools

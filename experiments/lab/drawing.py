@@ -85,8 +85,8 @@ def steps_axis(axes, total=None, ticks=4):
 def draw_lines(axes, results, lines, values, when, hollow):
     """A line for each variant, over its settings: returns at the end (final), or over the whole run (mean)."""
     places = min(0.1, 0.5 / len(lines)) * (np.arange(len(lines)) - (len(lines) - 1) / 2)  # side by side
-    colours = dict(zip(lines, COLOURS, strict=False))
-    for variant, marker, aside in zip(lines, "osv^D^", places, strict=False):
+    colours = dict(zip(lines, itertools.cycle(COLOURS), strict=False))
+    for variant, marker, aside in zip(lines, itertools.cycle("osv^D^"), places, strict=False):
         seeds = [results.over_seeds(variant, value, f"{when}_{results.measure}") for value in values]
         mean = [x.mean() if len(x) else np.nan for x in seeds]
         std = [x.std(ddof=1) if len(x) > 1 else 0 for x in seeds]
@@ -105,7 +105,7 @@ def draw_bars(axes, results, groups, colours=COLOURS):
     """
     column, width = f"final_{results.measure}", 0.8 / len(results.games)
     places = np.arange(len(results.games)) * width - 0.4 + width / 2
-    for group, (colour, pair) in enumerate(zip(colours, groups.values(), strict=False)):
+    for group, (colour, pair) in enumerate(zip(itertools.cycle(colours), groups.values(), strict=False)):
         first, second = (results.final(*setting, column).groupby("game") for setting in pair)
         difference, variance = first.mean() - second.mean(), first.sem() ** 2 + second.sem() ** 2
         for place, game in zip(group + places, results.games, strict=True):

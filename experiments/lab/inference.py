@@ -1,4 +1,4 @@
-"""The paper's test (appendix F), the intervals that are now customary beside it, and two measures of a run."""
+"""Statistics: the paper's test (appendix F), tests of sameness, intervals, measures of a run. Numbers in and out."""
 
 import functools
 import itertools
@@ -79,19 +79,24 @@ def wider(reference, original, ablated):
     """By how much the ablation widens the range of the settings' means, and p: how often a swap of runs does as much.
 
     reference: runs of a setting that both have in common, or None. original, ablated: a sample for each other setting.
-    Within each of them, runs are swapped between the two in all ways.
+    Within each of them runs are swapped between the two: in all ways, or if these are too many, in 9,999.
     """
     means = []  # for each setting: the means of original and ablated, in each way
     for first, second in zip(original, ablated, strict=True):
         values, m = np.concatenate([first, second]), len(first)
         ways = np.array(list(itertools.combinations(range(len(values)), m)))  # the first is as it was
         sums = values[ways].sum(1)
-        means.append((sums / m, (values.sum() - sums) / (len(values) - m)))
+        means.append(np.stack([sums / m, (values.sum() - sums) / (len(values) - m)]))
+    if math.prod(x.shape[1] for x in means) <= 10 * MOST_WAYS:
+        indices = np.ix_(*(range(x.shape[1]) for x in means))
+    else:
+        rng = np.random.default_rng(0)
+        indices = [np.append(0, rng.integers(x.shape[1], size=9998)) for x in means]  # the one observed counts, too
 
     def spread(side):
         low, high = (np.inf, -np.inf) if reference is None else (np.mean(reference),) * 2
-        for x in np.ix_(*(pair[side] for pair in means)):
-            low, high = np.minimum(low, x), np.maximum(high, x)
+        for x, index in zip(means, indices, strict=True):
+            low, high = np.minimum(low, x[side][index]), np.maximum(high, x[side][index])
         return high - low
 
     gains = spread(1) - spread(0)

@@ -25,10 +25,16 @@ DIFFERENCES = {  # flags that are named where they are not the paper's
     "num-envs": "environments",
     "num-steps": "steps of a rollout",
     "channels": "channels",
+    "num-minibatches": "minibatches",
+    "learning-rate": "step size",
     "epochs": "PPO epochs",
     "arch": "PPG network",
+    "n-pi": "iterations a phase",
     "aux-epochs": "auxiliary epochs",
+    "aux-rollouts": "auxiliary rollouts",
+    "staleness": "staleness",
 }
+DEFAULTS = {"num-minibatches": 8, "learning-rate": 5e-4}  # of the scripts, and the paper's
 
 
 def about(results):
@@ -48,7 +54,7 @@ def runs_shown(results, spread="mean and standard deviation", seeds=None):
     levels = run.flags["num-levels"]
     if seeds is None:
         several = len(results.seeds) > 1
-        seeds = f"{spread} over {len(results.seeds)} seeds" if several else "one seed, so there are no error bars"
+        seeds = f"{spread} over {seeds_of(results)} seeds" if several else "one seed, so there are no error bars"
     words = [
         f"Games: {'all 16' if len(games) == 16 else ', '.join(games)};",
         f"{run.flags['distribution-mode']} mode, {levels or 'all'} level{'s' * (levels != 1)};",
@@ -59,11 +65,17 @@ def runs_shown(results, spread="mean and standard deviation", seeds=None):
     return " ".join(words)
 
 
+def seeds_of(results):
+    """How many: of each setting, or of the one that has fewest up to the one that has most."""
+    counts = results.rows.groupby(["variant", "value"])["seed"].nunique()
+    return " to ".join(map(str, dict.fromkeys([counts.min(), counts.max()])))
+
+
 def shrunk(results):
     """What is not as in the paper's runs."""
     paper = runs_of(results.experiment, "paper")
     differences = [("games", len(results.games), len({run.game for run in paper}))]
-    differences.append(("seeds", len(results.seeds), len({run.seed for run in paper})))
+    differences.append(("seeds", seeds_of(results), str(len({run.seed for run in paper}))))
     for flag, what in DIFFERENCES.items():
         mine, theirs = (settings_of(runs, flag) for runs in (results.runs, paper))
         if mine and theirs:
@@ -74,7 +86,8 @@ def shrunk(results):
 
 def settings_of(runs, flag):
     """All settings of a flag in some runs, in a few words."""
-    found = {run.script if flag == "script" else run.flags.get(flag) for run in runs if flag != "channels"}
+    default = DEFAULTS.get(flag)
+    found = {run.script if flag == "script" else run.flags.get(flag, default) for run in runs if flag != "channels"}
     if flag == "channels":
         found = {"-".join(map(str, run.flags[flag])) for run in runs}
     if flag == "num-levels":
