@@ -623,8 +623,10 @@ class Run:
             sys.stdout.reconfigure(errors="backslashreplace")
         for line in announcement(self):
             self.say(line)
-        if not saved:
+        if not saved or saved["args"]["total_timesteps"] != args.total_timesteps:  # new or extended
             self.attempt(self.save, "checkpoint")
+        if saved:
+            self.last_save = -math.inf  # so that even a short stint leaves a checkpoint
         signal.signal(signal.SIGINT, self.stop)
         signal.signal(signal.SIGTERM, self.stop)
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it

@@ -406,3 +406,17 @@ def test_a_buffer_larger_than_memory(tmp_path):
     flags += ["--n-pi", "60", "--no-adjust", "n-pi", "--aux-epochs", "1", "--aux-rollouts", "4", "--arch", "detach"]
     memory("ppg", 180, *flags, "--total-timesteps", 8 * 41 * 60, "--run-dir", tmp_path / "run")
     assert "loss/aux_clone_kl" in curves(tmp_path / "run")
+
+
+def test_a_short_stint_leaves_a_checkpoint_and_an_extension_is_not_forgotten(tmp_path):
+    """However rarely checkpoints are due, and however soon the run is killed."""
+    flags = [*flags_of("ppo"), "--checkpoint-seconds", "3600"]
+    first = train("ppo", tmp_path, *flags)["iteration"]
+    process = start("ppo", "--resume", tmp_path, "--total-timesteps", "100000")
+    read_until(
+        process, f"iteration {first + 2:,}/"
+    )  # printed before its checkpoint would be, so the one before is there
+    process.kill()
+    process.communicate()
+    saved = checkpoint(tmp_path)
+    assert saved["iteration"] == first + 1 and saved["args"]["total_timesteps"] == 100000

@@ -43,7 +43,13 @@ SCALES = {
     "paper": Scale(
         games=GAMES,
         seeds=3,
-        flags=dict(zip(SHARED, ["hard", 0, 256, [16, 32, 32], 100_000_000], strict=True)),
+        flags={
+            "distribution-mode": "hard",
+            "num-levels": 0,
+            "num-steps": 256,
+            "channels": [16, 32, 32],
+            "total-timesteps": 100_000_000,
+        },
         ppo={"epochs": 3},
         ppg={"arch": "dual", "n-pi": 32, "aux-epochs": 6, "aux-rollouts": 16},
         num_envs=256,
@@ -55,7 +61,13 @@ SCALES = {
     "small": Scale(  # results/PLAN.md says why
         games=["starpilot"],
         seeds=3,
-        flags=dict(zip(SHARED, ["easy", 1, 16, [8, 16, 16], 294_912], strict=True)),
+        flags={
+            "distribution-mode": "easy",
+            "num-levels": 1,
+            "num-steps": 16,
+            "channels": [8, 16, 16],
+            "total-timesteps": 294_912,
+        },
         ppo={"epochs": 3},
         ppg={"arch": "detach", "n-pi": 16, "aux-epochs": 2, "aux-rollouts": 16, "num-minibatches": 4},
         num_envs=64,
@@ -68,7 +80,13 @@ SCALES = {
     "first": Scale(  # our first runs, smaller still: results/ shows them until those at small scale are complete
         games=["starpilot"],
         seeds=3,
-        flags=dict(zip(SHARED, ["easy", 1, 64, [8, 16, 16], 114_688], strict=True)),
+        flags={
+            "distribution-mode": "easy",
+            "num-levels": 1,
+            "num-steps": 64,
+            "channels": [8, 16, 16],
+            "total-timesteps": 114_688,
+        },
         ppo={"epochs": 1},
         ppg={"arch": "detach", "n-pi": 8, "aux-epochs": 2, "aux-rollouts": 4},  # most of PPG's time is in this phase
         num_envs=16,
@@ -82,7 +100,13 @@ SCALES = {
     "smoke": Scale(
         games=["starpilot"],  # where episodes are short
         seeds=2,
-        flags=dict(zip(SHARED, ["easy", 1, 32, [2, 2, 2], 384], strict=True)),
+        flags={
+            "distribution-mode": "easy",
+            "num-levels": 1,
+            "num-steps": 32,
+            "channels": [2, 2, 2],
+            "total-timesteps": 384,
+        },
         ppo={"epochs": 1},
         ppg={"arch": "detach", "n-pi": 1, "aux-epochs": 1, "aux-rollouts": 4},
         num_envs=4,
