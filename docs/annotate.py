@@ -1,5 +1,6 @@
 """The five scripts as lines with colours, and the notes that belong to these lines."""
 
+import ast
 import html
 import re
 from dataclasses import dataclass
@@ -50,6 +51,10 @@ class Script:
             raise BuildError(f"{self.file}: {END!r} must occur once, to say where the algorithm ends")
         self.end = ends[0]
         self.tokens = coloured(text)
+        try:
+            self.starts = starts(text)
+        except SyntaxError as error:
+            raise BuildError(f"{self.file}, line {error.lineno}: {error.msg}") from None
         self.notes = {}  # by the index of a line
         self.tags = {tag: self.tagged(tag) for tag in ("EWMA", "STALE", "PPG")}
 
@@ -89,10 +94,14 @@ class Script:
         return Markup("".join(self.line(i, tag=tag_of(i), anchor=anchor) for i in range(start, stop)))
 
     def rows(self, start, stop):
-        """Lines cut at notes: [start, stop, note]. Comments just above a note's line go with it."""
-        notes = {max(start, self.above(i)): note for i, note in self.notes.items() if start <= i < stop}
+        """Lines cut at notes: [start, stop, notes]. A cut is never inside a statement, nor between the head of a block
+        and its first line. Comments just above go with it."""
+        notes = {}
+        for i, note in sorted(self.notes.items()):
+            if start <= i < stop:
+                notes.setdefault(max(start, self.above(self.starts.get(i, i))), []).append(note)
         cuts = sorted({start, *notes})
-        return [(a, b, notes.get(a)) for a, b in zip(cuts, [*cuts[1:], stop], strict=True)]
+        return [(a, b, notes.get(a, [])) for a, b in zip(cuts, [*cuts[1:], stop], strict=True)]
 
     def above(self, i):
         """The first of the comment lines that end just above line i, or i itself."""
@@ -110,6 +119,20 @@ class Script:
                 yield i + 1, found[1], True
             elif found := re.match(r" {8}# (\(\d\) [\w ]+)", line):
                 yield i + 1, found[1].split(" from")[0].split(" the ")[0], False
+
+
+def starts(text):
+    """Where the row of a line has to begin, for lines inside a statement, and for the first in an if, for or with."""
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.stmt) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            last = node.body[0].lineno - 1 if hasattr(node, "body") else node.end_lineno
+            if isinstance(node, ast.If | ast.For | ast.With):
+                last += 1
+            found |= {i: min(node.lineno - 1, found.get(i, i)) for i in range(node.lineno, last)}
+    for i in sorted(found):
+        found[i] = found.get(found[i], found[i])
+    return found
 
 
 def slug(title):

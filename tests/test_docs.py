@@ -4,6 +4,7 @@ Dials, keys and accessibility are tested in Chromium, on pages from the file sys
 skipped; under CI they fail.
 """
 
+import ast
 import copy
 import csv
 import itertools
@@ -73,13 +74,14 @@ def change(path, old, new):
         (
             "staleness.py",
             "\ndef value_loss(",
-            "\ndef gae(reward, values, first, gamma, gae_lambda):\n\ndef x(",
+            "\ndef gae(reward, values, first, gamma, gae_lambda):\n    pass\n\ndef x(",
             "occurs 2 times",
         ),
         ("docs/notes/ppo.md", "```\ndef gae(", "def gae(", "must begin with the code"),
         ("docs/notes/ppo.md", r"\frac{m\,n}", r"\fraction{m\,n}", "Merging two variances"),
         ("docs/notes/ewma.md", "## No warm-up", "## The reset", 'two notes called "The reset"'),
         ("ppo.py", END, "Done.", "where the algorithm ends"),
+        ("ppo.py", "def gae(", "def gae((", "ppo.py, line "),
     ],
 )
 def test_a_note_without_its_line_breaks_the_build(project, file, old, new, message):
@@ -256,6 +258,31 @@ def test_every_function_of_the_algorithm_has_a_note(site, script):
             before = algorithm[: algorithm.index(f'id="L{number}"')]
             row = before[before.rindex('<div class="row') :]
             assert row.startswith('<div class="row noted">'), line
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_no_row_of_a_file_tears_a_statement(site, script):
+    """A row begins at a statement, and not at the first of an if, for or with, whose head would stay behind."""
+    rows = (site / f"{script}.html").read_text().split('<div class="row')[1:]
+    begins = {int(re.search(r'id="L(\d+)"', row)[1]) for row in rows}
+    assert len(begins) == len(rows) > 40
+    for node in ast.walk(ast.parse(TEXT[script])):
+        if isinstance(node, ast.stmt) and not hasattr(node, "body") and not ast.unparse(node).startswith(("'", '"')):
+            assert not begins & set(range(node.lineno + 1, node.end_lineno + 1)), ast.unparse(node)
+        if isinstance(node, ast.If | ast.For | ast.With):
+            assert not begins & set(range(node.lineno + 1, node.body[0].lineno + 1)), ast.unparse(node)
+
+
+def test_a_variant_has_its_own_notes_where_ppo_s_would_be_wrong(site):
+    """With stale data the ratio need not start at 1, and the old policy is older; PPG has two Adams."""
+    for script, gone, own in [
+        ("staleness", "the-ratio-starts-at-1", "where-the-ratio-starts"),
+        ("staleness", "how-old-is-the-old-policy", "how-old-are-the-two-policies"),
+        ("ppg", "one-adam-for-all-weights", "one-adam-for-the-policy-phase"),
+        ("ppg_ewma", "one-adam-for-all-weights", "one-adam-for-the-policy-phase"),
+    ]:
+        ids = Page(site / f"{script}.html").ids
+        assert gone not in ids and own in ids and gone in Page(site / "ppo.html").ids
 
 
 @pytest.mark.parametrize("name", PAGES)
