@@ -107,9 +107,22 @@ def build(out):
     flags = {name: defaults(script) for name, script in scripts.items()}
     for name in DIALS:
         page(name, f"{name}.html", defaults_of=flags["ppg_ewma"])
-    page("results", "results.html", experiments=experiments)
+    page("results", "results.html", experiments=experiments, how=curves.how(ROOT / "results"))
 
-    drawn = ("name", "measured", "lines", "log", "values", "variants", "games", "seeds", "curves", "steps")
+    drawn = (
+        "name",
+        "measured",
+        "lines",
+        "log",
+        "values",
+        "variants",
+        "games",
+        "seeds",
+        "curves",
+        "steps",
+        "crosses",
+        "labels",
+    )
     data = {x["name"]: {key: x[key] for key in drawn} for x in experiments}
     if out.exists() and any(out.iterdir()) and not (out / "index.html").exists():
         raise BuildError(f"{out}: is not empty, and not a site; choose another folder")

@@ -7,7 +7,9 @@ from statistics import mean, stdev
 
 from annotate import BuildError, to_html
 
-FIRST = ["batch-size", "staleness", "ewma", "learning", "bf16"]  # the order on the page; others follow
+# The order on the page, which is that of results/README.md; others follow.
+FIRST = ["learning", "batch-size", "batch-size_advantage_std", "staleness", "ewma", "bf16"]
+CROSSES = {"learning": ("authors_ppo", "authors’ PPO, full size")}  # a table of single points, drawn as crosses
 SETTINGS = ("game", "variant", "value")
 
 
@@ -49,6 +51,8 @@ def experiment(name, rows, measured, folder, claim):
         curves.append(run | {"steps": steps.index(xs), "y": ys})
     return {
         "name": name,
+        "crosses": crosses(folder, *CROSSES[name]) if name in CROSSES else None,
+        "labels": claim["labels"] if claim else {},
         "title": claim["title"] if claim else name.replace("_", ", ").replace("-", " ").capitalize(),
         "lines": claim["lines"] if claim else "",
         "log": measured == "std",
@@ -59,11 +63,18 @@ def experiment(name, rows, measured, folder, claim):
         "seeds": ordered(curve["seed"] for curve in curves),
         "curves": curves,
         "steps": steps,
-        "claim": to_html(re.sub(r"^- .*\n", "", claim["body"], flags=re.M)) if claim else "",
+        "claim": to_html(re.sub(r"^(?:- |Words: ).*\n", "", claim["body"], flags=re.M)) if claim else "",
+        "words": to_html("".join(re.findall(r"^Words: (.*\n)", claim["body"], re.M))) if claim else "",
         "settings": settings(claim["body"], {curve["variant"] for curve in curves}) if claim else "",
-        "table": table(folder / f"{name}_runs.csv", curves),
-        "findings": findings(folder / "README.md", name),
+        "table": table(folder / f"{name}_runs.csv", curves, steps, claim["labels"] if claim else {}),
+        "findings": findings(folder / "README.md", name, claim["about"] if claim else ""),
     }
+
+
+def crosses(folder, name, label):
+    path = folder / f"{name}.csv"
+    points = [[float(row["step"]), float(row["return"])] for row in read_csv(path)] if path.exists() else []
+    return {"label": label, "points": points} if points else None
 
 
 def settings(body, variants):
@@ -77,8 +88,8 @@ def ordered(values):
     return sorted(values, key=float) if all(re.fullmatch(r"[\d.]+", value) for value in values) else values
 
 
-def table(path, curves):
-    """What each setting ends with: mean and standard deviation over seeds; of whole runs where they are listed."""
+def table(path, curves, steps, labels):
+    """What each setting ends with, over the last tenth of a run: mean and standard deviation over seeds."""
     ends = defaultdict(list)
     if path.exists():
         for row in read_csv(path):
@@ -86,34 +97,52 @@ def table(path, curves):
                 ends[tuple(row[name] for name in SETTINGS)].append(float(row["final_return"]))
     else:
         for curve in curves:
-            ends[tuple(curve[name] for name in SETTINGS)].append(curve["y"][-1])
+            xs = steps[curve["steps"]]
+            late = [y for x, y in zip(xs, curve["y"], strict=True) if x > 0.9 * xs[-1]]
+            ends[tuple(curve[name] for name in SETTINGS)].append(mean(late))
     values = ordered(value for _, _, value in ends)
     lines = []
     for game, variant in dict.fromkeys((game, variant) for game, variant, _ in ends):
         cells = [ends.get((game, variant, value), []) for value in values]
         spread = [f" ± {stdev(cell):.2f}" if len(cell) > 1 else "" for cell in cells]
         cells = [f"{mean(cell):.2f}{s}" if cell else "" for cell, s in zip(cells, spread, strict=True)]
-        lines.append({"name": ", ".join(filter(None, [game, variant])) or "return", "cells": cells})
-    return {"values": values, "lines": lines}
+        label = f": {labels[variant].format('')}".rstrip() if variant in labels else ""
+        lines.append({"name": (", ".join(filter(None, [game, variant])) or "at the end") + label, "cells": cells})
+    return {"values": values, "lines": lines, "seeds": max(map(len, ends.values()))}
 
 
-def findings(path, name):
-    """What results/README.md says about it: of the section that shows its figure, the paragraphs that begin in bold."""
+def how(folder):
+    """How the runs were made, as results/README.md says, and whether some still wait for those of results/PLAN.md."""
+    path = folder / "README.md"
+    text = re.sub(r"<!--.*?-->", "", path.read_text(), flags=re.S) if path.exists() else ""
+    scale = re.search(r"^- \*\*Scale\.\*\* (.*?)(?=^- |\n\n)", text, re.S | re.M)
+    rows = [row for path in folder.glob("*_runs.csv") for row in read_csv(path)]
+    waiting = (folder / "PLAN.md").exists() and any(row.get("scale") == "first" for row in rows)
+    return {"scale": to_html(scale[1]) if scale else "", "waiting": waiting}
+
+
+def findings(path, name, about):
+    """What results/README.md says about it: of the section that shows its figure, the paragraphs that begin in bold;
+    where that section is another's, those with the word that claims.md gives."""
     if not path.exists():
         return ""
     for section in re.split(r"^## ", path.read_text(), flags=re.M)[1:]:
         if re.search(rf"\({re.escape(name)}\.(md|png)\)", section):
             section = re.sub(r"<!--.*?-->", "", section, flags=re.S)
             section = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section)  # links, of that file
-            return to_html("\n\n".join(re.findall(r"^\*\*.*?(?=\n\n|\Z)", section, re.S | re.M)))
+            found = re.findall(r"^\*\*.*?(?=\n\n|\Z)", section, re.S | re.M)
+            return to_html("\n\n".join(paragraph for paragraph in found if about in paragraph))
     return ""
 
 
 def read_claims(path):
-    """What the paper says, by the name of an experiment. The first line: its title, and what its lines differ in."""
+    """What the paper says, by the name of an experiment. The first line: its title, what its lines differ in, and a
+    word that its findings must have. A setting whose lines are called otherwise says how, after "Lines:"."""
     claims = {}
     for section in re.split(r"^## ", path.read_text(), flags=re.M)[1:]:
         name, title, body = section.split("\n", 2)
-        title, _, lines = title.strip().partition(" | ")
-        claims[name.strip()] = {"title": title, "lines": lines, "body": body}
+        title, lines, about = (title.strip().split(" | ") + ["", ""])[:3]
+        labels = dict(re.findall(r"^- `([^`]+)`: .*? Lines: (.*)$", body, re.M))
+        body = re.sub(r" Lines: .*", "", body)
+        claims[name.strip()] = {"title": title, "lines": lines, "about": about, "labels": labels, "body": body}
     return claims

@@ -314,11 +314,43 @@ def test_the_tables_of_results_are_those_of_the_runs(site):
             runs = pd.read_csv(path, dtype={"value": str})
             section = text[text.index(f'id="{name}"') :].split("</section>")[0]
             for (game, variant, value), group in runs.groupby(["game", "variant", "value"]):
-                row = section.split(f'<th scope="row">{game}, {variant}</th>')[1].split("</tr>")[0]
+                label = ": as young as with" if variant == "same-age" else ""  # these all have as many environments
+                row = section.split(f'<th scope="row">{game}, {variant}{label}</th>')[1].split("</tr>")[0]
                 header = re.findall(r'<th scope="col">(.*?)</th>', section)
                 cell = re.findall(r"<td>(.*?)</td>", row)[header.index(value)]
                 ends = group["final_return"]
                 assert cell == f"{ends.mean():.2f} ± {ends.std():.2f}"
+
+
+def section_of(site, name):
+    text = (site / "results.html").read_text()
+    return text[text.index(f'id="{name}"') :].split("</section>")[0]
+
+
+def test_tables_without_a_list_of_runs_are_of_the_last_tenth_of_a_run_too(site):
+    curves = pd.read_csv(ROOT / "results" / "learning.csv")
+    curves["late"] = curves["step"] > 0.9 * curves.groupby("run")["step"].transform("max")
+    ends = curves[curves["late"]].groupby(["label", "run"], sort=False)["return"].mean().groupby("label", sort=False)
+    section = section_of(site, "learning")
+    assert "averaged over the last tenth of a run" in section and "over seeds" in section
+    assert re.findall(r"<td>([^<]+)</td>", section) == [f"{x.mean():.2f} ± {x.std():.2f}" for _, x in ends]
+
+
+def test_the_results_come_in_the_order_of_their_texts_and_say_how_they_were_made(site):
+    text = (site / "results.html").read_text()
+    places = [text.index(f'id="{name}"') for name in ("how", "learning", "batch-size", "staleness", "ewma", "bf16")]
+    assert places == sorted(places)
+    scale = re.search(r"\*\*Scale\.\*\* (\w+)", (ROOT / "results" / "README.md").read_text())[1]
+    assert scale in text[places[0] : places[1]] and "Full size" in text[places[0] : places[1]]
+
+
+def test_the_swing_of_advantages_has_its_own_finding_and_a_true_caption(site):
+    section = section_of(site, "batch-size_advantage_std")
+    findings = section.split('<div class="findings">')[1].split("</div>")[0]
+    assert findings.count("<p>") == 1 and "swing by a factor" in findings
+    seeds = pd.read_csv(ROOT / "results" / "batch-size_advantage_std.csv")["seed"].nunique()
+    assert ("one seed</summary>" in section) == (seeds == 1)
+    assert "<em>Distance</em>" in section_of(site, "batch-size")
 
 
 # In a browser
@@ -699,6 +731,36 @@ def test_pointing_at_a_curve_gives_its_values(visit):
     facet.locator("svg").focus()
     page.keyboard.press("ArrowRight")
     assert "step" in facet.locator(".readout").inner_text()
+
+
+def test_the_authors_returns_are_drawn_as_crosses(visit):
+    """At their steps and returns: the axes' own numbers say which pixel that is."""
+    page = visit("results.html", 1600)
+    chart = page.locator("[data-experiment=learning] .chart")
+    read = "(x) => [x.getAttribute('text-anchor'), x.textContent, +x.getAttribute('x'), +x.getAttribute('y')]"
+    labels = chart.locator("text").evaluate_all(f"all => all.map({read})")
+    ys = [(float(text), y - 4) for anchor, text, _, y in labels if anchor == "end"]
+    xs = [
+        (1000 * float(text.strip("k")), x)
+        for anchor, text, x, _ in labels
+        if re.fullmatch(r"\d+k|0", text) and anchor != "end"
+    ]
+    paths = chart.locator("path.times").evaluate_all("all => all.map((x) => x.getAttribute('d'))")
+    found = [[float(v) + 4 for v in re.match(r"M([\d.]+),([\d.]+)l", path).groups()] for path in paths]
+    rows = pd.read_csv(ROOT / "results" / "authors_ppo.csv", comment="#")
+    scale = [np.polyfit(*zip(*pairs, strict=True), 1) for pairs in (xs, ys)]
+    expected = [[np.polyval(scale[0], row.step), np.polyval(scale[1], row["return"])] for _, row in rows.iterrows()]
+    assert np.allclose(found, expected, atol=0.6) and len(found) == len(rows) > 0
+    assert "authors" in page.locator("[data-experiment=learning] .crosses").inner_text()
+
+
+def test_lines_that_are_not_called_by_their_value(visit):
+    page = visit("results.html", 1600)
+    facet = page.locator("[data-experiment=batch-size] .facet", has=page.locator("h4", has_text="same-age"))
+    if not facet.count():
+        pytest.skip("these results are not here")
+    facet.locator("svg").hover(position={"x": 250, "y": 80})
+    assert "as young as with 16: " in facet.locator(".readout").inner_text()
 
 
 def test_filters_take_curves_away(visit):

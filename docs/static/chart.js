@@ -28,7 +28,7 @@ function ticks(low, high, count) {
 }
 
 // spec: x and y (ranges), curves ({ name, points, area }), xLabel, height, label (for screen readers), marks (vertical
-// lines: { x, name }), dots ({ x, y, name }), log (of y), and hover(x), which is called with an x or with null.
+// lines: { x, name }), dots ({ x, y, name }), crosses ([x, y]), log (of y), and hover(x), which is called with an x or with null.
 function draw(container, spec) {
   container.spec = spec;
   if (!container.observer) {
@@ -45,7 +45,7 @@ function draw(container, spec) {
 }
 
 function redraw(container) {
-  const { x, y, curves, xLabel, height = 230, label, marks = [], dots = [], hover, log } = container.spec;
+  const { x, y, curves, xLabel, height = 230, label, marks = [], dots = [], crosses = [], hover, log } = container.spec;
   const width = container.clientWidth;
   if (!width) return;
   const box = { left: 46, right: width - 10, top: 8, bottom: height - (xLabel ? 40 : 24) };
@@ -76,6 +76,7 @@ function redraw(container) {
     element("path", { class: curve.area ? `area ${curve.name}` : `curve ${curve.name}`, d: path, style: curve.style || "" }, inside);
   }
   for (const mark of marks) element("line", { class: `cross ${mark.name || ""}`, x1: px(mark.x), x2: px(mark.x), y1: box.top, y2: box.bottom }, svg);
+  for (const [a, b] of crosses) element("path", { class: "times", d: `M${px(a) - 4},${py(b) - 4}l8,8m0,-8l-8,8` }, svg);
   for (const dot of dots) element("circle", { class: `dot ${dot.name}`, cx: px(dot.x), cy: py(dot.y), r: 4.5 }, svg);
 
   if (hover) {

@@ -47,6 +47,7 @@
     for (const [name, { fieldset }] of Object.entries(sets)) {
       if (data[`${name}s`].length > 1) filters.append(fieldset);
     }
+    const named = (variant, value) => (variant in data.labels ? data.labels[variant].replace("{}", value) : value);
     const xs = data.steps.flat(), ys = data.curves.flatMap((curve) => curve.y);
     const sorted = [...ys].sort((a, b) => a - b), high = sorted[Math.floor(0.999 * (sorted.length - 1))];
     const range = { x: [0, Math.max(...xs)], y: data.log ? [sorted.find((y) => y > 0), high] : [Math.min(0, sorted[0]), 1.05 * high], log: data.log };
@@ -69,16 +70,21 @@
         const readout = Object.assign(document.createElement("p"), { className: "readout" });
         facet.append(Object.assign(document.createElement("h4"), { textContent: title }), chart, readout);
         facets.append(facet);
+        const variant = runs[0].variant;
+        if (variant in data.labels) {
+          facet.querySelector("h4").append(Object.assign(document.createElement("span"), { textContent: `, each line ${named(variant, "N")}` }));
+        }
         const lines = [], means = [];
         for (const value of data.values) {
           const mine = runs.filter((run) => run.value === value), style = `stroke: ${colour(value)}`;
           if (!mine.length) continue;
           if (mine.length > 1) for (const run of mine) lines.push({ name: "run", style, points: data.steps[run.steps].map((x, i) => [x, run.y[i]]) });
-          means.push({ name: "mean", value, style, points: mean(mine, data.steps) });
+          means.push({ name: "mean", value: named(variant, value), style, points: mean(mine, data.steps) });
         }
         const last = means.filter((x) => x.points.length).map((x) => `${x.value}: ${x.points[x.points.length - 1][1].toFixed(2)}`).join(", ");
+        const crosses = data.crosses ? data.crosses.points : [];
         draw(chart, {
-          ...range, height: 200, xLabel: "environment steps", curves: [...lines, ...means], label: `${title}, ${data.measured} over environment steps; at the end ${last}`,
+          ...range, height: 200, xLabel: "environment steps", curves: [...lines, ...means], crosses, label: `${title}, ${data.measured} over environment steps; last: ${last}${crosses.length ? `; crosses: ${data.crosses.label}` : ""}`,
           hover(x) {
             if (x === null) return (readout.textContent = "");
             const parts = means.map((line) => [line.value, interpolate(line.points.map((p) => p[0]), line.points.map((p) => p[1]), x)]);
@@ -87,6 +93,11 @@
           },
         });
       }
+    }
+    if (data.crosses) {
+      const legend = Object.assign(document.createElement("p"), { className: "crosses" });
+      legend.append(Object.assign(document.createElement("span"), { textContent: "\u00d7" }), ` ${data.crosses.label}`);
+      filters.append(legend);
     }
     filters.addEventListener("input", update);
     update();
