@@ -82,6 +82,8 @@ class Script:
         """One line as HTML. marks: stretches of characters to be marked as changed."""
         attributes = f' data-n="{i + 1}"' if number else ""
         attributes += f' id="L{i + 1}"' if anchor else ""
+        if indent := len(self.lines[i]) - len(self.lines[i].lstrip()):
+            attributes += f' style="--i:{indent}"'  # where the rest of a line that does not fit continues
         classes = "l" + (f" tag-{tag}" if tag else "")
         return f'<span class="{classes}"{attributes}>{colour(self.tokens[i], marks)}\n</span>'
 

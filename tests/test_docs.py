@@ -31,6 +31,7 @@ from test_contract import END, LINES, PAIRS, TEXT, opcodes, tagged
 FILES = [f"{script}.html" for script in SCRIPTS]
 DIFFS = {f"{base}-to-{variant}.html": (base, variant, tag) for base, variant, tag, _ in PAIRS}
 DIALS = ["adjust.html", "age.html", "objective.html"]
+PAPER = "https://arxiv.org/abs/2110.00641"
 PAGES = ["index.html", *FILES, *DIFFS, *DIALS, "results.html"]
 
 
@@ -291,9 +292,12 @@ def test_links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(pages, site, 
     assert len(page.ids) == len(set(page.ids))
     for link in {*page.links, *page.sources} - {"data:,"}:
         path, _, anchor = link.partition("#")
+        if link == PAPER:  # to be followed, not loaded
+            continue
         assert ":" not in link, f"{link}: leaves the site"
         assert (site / (path or name)).exists(), link
         assert not anchor or anchor in pages[path or name].ids, link
+    assert PAPER in page.links and PAPER not in page.sources
     assert not re.search(r"url\(|@import|https?://", (site / "style.css").read_text())
 
 
@@ -421,7 +425,8 @@ def test_a_page_without_javascript_has_its_equations_and_code(visit, name):
         page.locator(".plumbing summary").click()
         assert page.locator(".plumbing .l").first.is_visible()
     if name == "adjust.html":
-        assert page.locator("td.rule math").count() == 10
+        rules = [x.is_visible() for x in page.locator("td.rule math").all()]
+        assert len(rules) == 12 and sum(rules) == 10  # two have another form for the linear rule
     if name == "ppg-to-ppg_ewma.html":
         page.locator("#overlay").check()
         assert page.locator(".theirs").first.is_visible()
@@ -434,6 +439,40 @@ def test_notes_stand_beside_their_lines_or_above_them(visit):
         note, code = row.locator(".note").bounding_box(), row.locator("pre").bounding_box()
         assert (note["x"] >= code["x"] + code["width"]) == beside
         assert beside or note["y"] + note["height"] <= code["y"] + 1
+
+
+def test_the_four_panels_stand_in_one_column_or_two(visit):
+    page = visit("index.html")
+    for width in (380, 600, 700, 1000, 1200, 1299, 1400, 1720):
+        page.set_viewport_size({"width": width, "height": 900})
+        lefts = page.locator(".panels > div").evaluate_all("all => all.map((x) => x.getBoundingClientRect().x)")
+        assert len(lefts) == 4 and len(set(lefts)) == (1 if width < 640 else 2)
+
+
+@pytest.mark.parametrize("name, width", [("ppo.html", 380), ("ppo-to-ppg.html", 1000)])
+def test_a_line_that_does_not_fit_continues_further_in_than_it_began(visit, name, width):
+    read = """all => all.map((line) => {
+        const text = line.textContent, range = document.createRange(), walker = document.createTreeWalker(line, 4);
+        const lefts = [];
+        for (let node; (node = walker.nextNode()); ) {
+            for (let i = 0; i < node.length; i++) {
+                range.setStart(node, i);
+                range.setEnd(node, i + 1);
+                const box = range.getBoundingClientRect();
+                if (node.data[i].trim()) lefts.push([Math.round(box.top), box.left]);
+            }
+        }
+        const first = lefts.filter(([top]) => top === lefts[0]?.[0]);
+        const rest = lefts.filter(([top]) => top > lefts[0]?.[0] + 5);
+        const least = (pairs) => Math.min(...pairs.map((pair) => pair[1]));
+        return rest.length ? [text.search(/\\S/), least(first), least(rest)] : null;
+    })"""
+    page = visit(name, width)
+    lines = page.locator("#algorithm .l" if name == "ppo.html" else ".change .l").evaluate_all(read)
+    wrapped = [line for line in lines if line and line[0] <= 16]
+    assert len(wrapped) > 20
+    assert all(first <= rest for _, first, rest in wrapped)  # equal: a single word, all of it on the next row
+    assert sum(first < rest for _, first, rest in wrapped) > 0.9 * len(wrapped)
 
 
 def test_printed_pages_show_code_and_notes(visit):
@@ -532,8 +571,17 @@ def test_what_the_batch_size_dial_shows(visit, script, controls, none):
     args, used = parse(script, *command[2:])
     for name, x in vars(used).items():
         row = page.locator(f"[data-row={name}]")
-        assert row.locator("[data-cell=value]").inner_text() == f"{x:.5g}"
+        shown = row.locator("[data-cell=value]").inner_text()
+        if name in ("beta1", "beta2"):  # close to 1: enough digits to tell how close
+            assert 1 - float(shown) == pytest.approx(1 - x, rel=0.01)
+        else:
+            assert shown == f"{x:.5g}"
         assert row.locator("[data-cell=formula]").inner_text().strip()
+    for name in ("lr", "aux_lr"):
+        rule = page.locator(f"[data-row={name}] .rule").inner_text()
+        assert ("√" in rule or page.locator(f"[data-row={name}] .rule msqrt").first.is_visible()) == (
+            args.lr_rule == "sqrt"
+        )
     absent = page.locator("tr.absent").evaluate_all("rows => rows.map((row) => row.dataset.row)")
     assert absent == [x for x in ("prox_com", "prox_decay") if script not in EWMA] + [
         x for x in ("n_pi", "aux_rollouts", "aux_lr") if script not in PPG
@@ -550,6 +598,29 @@ def test_what_the_batch_size_dial_shows(visit, script, controls, none):
     if script in PPG:
         steps = used.n_pi * args.num_envs * args.num_steps
         assert phase.locator("td").first.inner_text() == f"{steps:,}"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_command_asks_for_one_policy_epoch_unless_told_not_to(visit, script):
+    """Where the batch differs from the reference. The age of the average in environment steps follows."""
+    page = visit("adjust.html")
+    set_controls(page, {"script": script, "num-envs": 16})
+    several = script not in PPG
+
+    def ask():
+        args, _ = parse(script, *page.locator("#command").inner_text().split()[2:])
+        age = page.locator("#sizes tr", has_text="age of the proximal").locator("td").all_inner_texts()
+        return args.epochs if several else args.policy_epochs, [float(x.replace(",", "")) for x in age]
+
+    assert page.locator("#one-epoch").is_visible() == several
+    once = ask()
+    assert once == (1, [65536.0] * 2 if script in EWMA else [])
+    if several:
+        page.locator("#one-epoch").uncheck()
+        assert ask() == (3, [pytest.approx(x / 3, abs=1) for x in once[1]])
+        assert "add --epochs 1" in page.locator("#notices").inner_text()
+    set_controls(page, {"num-envs": 256})
+    assert not page.locator("#one-epoch").is_visible() and "epochs" not in page.locator("#command").inner_text()
 
 
 def test_the_slider_and_the_field_agree_and_bad_input_is_marked(visit):
@@ -697,6 +768,21 @@ def test_what_the_objective_dial_shows(visit, rho, epsilon, ratio):
     page.locator("[data-kind=recent]").first.uncheck()
     assert page.locator("#objectives tbody tr").count() == 2
     assert page.locator("#value-plus path.curve").count() == 2
+
+
+@pytest.mark.parametrize("epsilon", [0, 0.2, 0.5])
+@pytest.mark.parametrize("rho", [0.25, 1, 1.4, 2.5])
+def test_what_the_objective_dial_draws_stays_on_its_charts(visit, rho, epsilon):
+    page = visit("objective.html")
+    for ratio in (0.05, 1, 2):
+        set_controls(page, {"rho": rho, "eps": epsilon, "ratio": ratio})
+        for name in ("value-plus", "value-minus", "gradient-plus", "gradient-minus"):
+            chart = page.locator(f"#{name}")
+            top, height = (float(chart.locator("clipPath rect").get_attribute(x)) for x in ("y", "height"))
+            paths = chart.locator("path.curve").evaluate_all("all => all.map((x) => x.getAttribute('d'))")
+            dots = chart.locator("circle.dot").evaluate_all("all => all.map((x) => +x.getAttribute('cy'))")
+            ys = [float(y) for path in paths for y in re.findall(r",(-?[\d.]+)", path)] + dots
+            assert len(dots) == 3 and top + 3 <= min(ys) and max(ys) <= top + height - 3
 
 
 # Results

@@ -39,6 +39,11 @@ const Adjust = {
     return [...divisors(envs), ...divisors(steps).slice(1).map((m) => envs * m)];
   },
 
+  // How many digits show a number to a percent of its distance from 1, but at least 5.
+  digits(x) {
+    return x > 0.9 && x < 1 ? Math.max(5, Math.ceil(-Math.log10(1 - x)) + 2) : 5;
+  },
+
   // As Python's "{:.5g}".
   show(x, digits = 5) {
     if (x === 0) return "0";
@@ -118,17 +123,21 @@ const Adjust = {
       const key = line.dataset.row, present = key in used;
       line.classList.toggle("absent", !present);
       line.querySelector("[data-cell=formula]").innerHTML = present ? texts[key] : `not in ${script}.py`;
-      line.querySelector("[data-cell=value]").textContent = present ? Adjust.show(used[key]) : "";
+      line.querySelector("[data-cell=value]").textContent = present ? Adjust.show(used[key], key.startsWith("beta") ? Adjust.digits(used[key]) : 5) : "";
     }
+    for (const text of form.querySelectorAll("[data-lr-rule]")) text.hidden = text.dataset.lrRule !== args.lr_rule;
 
-    const notices = [], epochs = flags.epochs || flags.policy_epochs;
+    const notices = [], stated = flags.epochs || flags.policy_epochs, flag = `--${"epochs" in flags ? "epochs" : "policy-epochs"}`;
+    const several = c !== 1 && stated > 1, epochs = several && get("one-epoch").checked ? 1 : stated;
+    get("one-epoch-line").hidden = !several;
+    get("one-epoch-flag").textContent = `${flag} 1`;
     const fitting = Adjust.evenSplits(args.num_envs, flags.num_steps);
     if (!fitting.includes(flags.num_minibatches)) {
       const near = fitting.sort((a, b) => Math.abs(a - flags.num_minibatches) - Math.abs(b - flags.num_minibatches)).slice(0, 5);
       notices.push(`${args.num_envs} × ${flags.num_steps} frames do not split evenly into ${flags.num_minibatches} minibatches: the script refuses. --num-minibatches ${near.sort((a, b) => a - b).join(", ")} would do.`);
     }
     if (c !== 1) {
-      if (epochs > 1) notices.push(`${script}.py makes ${epochs} epochs. The paper claims invariance for one policy epoch only: add --${"epochs" in flags ? "epochs" : "policy-epochs"} 1.`);
+      if (several) notices.push(`By itself ${script}.py makes ${stated} epochs. The paper claims invariance for one policy epoch only${epochs > 1 ? `: add ${flag} 1` : ", so the command below asks for one"}.`);
       if (!Adjust.EWMA.includes(script)) notices.push(`No EWMA in ${script}.py. The paper claims invariance for PPO-EWMA and PPG-EWMA.`);
       if (c < 1) notices.push("A larger batch than the reference. The paper claims invariance for small enough ones only.");
     }
@@ -148,6 +157,7 @@ const Adjust = {
 
     const words = ["python", `${script}.py`, "--num-envs", args.num_envs];
     for (const id of NUMBERS) if (name(id) in flags && args[name(id)] !== flags[name(id)]) words.push(`--${id}`, args[name(id)]);
+    if (epochs !== stated) words.push(flag, epochs);
     if (args.no_adjust.length) words.push("--no-adjust", ...args.no_adjust);
     if (args.lr_rule !== "sqrt") words.push("--lr-rule", args.lr_rule);
     if (args.adjust_betas !== "none") words.push("--adjust-betas", args.adjust_betas);

@@ -36,10 +36,10 @@ const Objective = {
 
     const grid = [];
     for (let i = 0; i <= 800; i++) grid.push(RANGE[0] + (i / 800) * (RANGE[1] - RANGE[0]));
-    const reach = Math.max(1.6, 1.45 * Math.max(1, rho));
     for (const [sign, advantage] of [["plus", 1], ["minus", -1]]) {
       for (const what of ["value", "gradient"]) {
-        const y = advantage > 0 ? [-0.15, reach] : [-2.2 * Math.max(1, rho * 0.8), 0.15];
+        const all = Objective.KINDS.flatMap((kind) => grid.map((r) => Objective.at(kind, r, rho, advantage, epsilon)[what]));
+        const y = advantage > 0 ? [-0.15, 1.05 * Math.max(1.5, ...all)] : [1.05 * Math.min(-1.5, ...all), 0.15];
         draw(get(`${what}-${sign}`), {
           x: RANGE, y, xLabel: "r = π / π prox", height: 220,
           label: `${what === "value" ? "Objective" : "Gradient"} over r for an advantage of ${advantage}; at r = ${ratio}: ${chosen.map((kind) => `${kind} ${show(Objective.at(kind, ratio, rho, advantage, epsilon)[what])}`).join(", ")}`,
