@@ -85,7 +85,8 @@ class Script:
         if indent := len(self.lines[i]) - len(self.lines[i].lstrip()):
             attributes += f' style="--i:{indent}"'  # where the rest of a line that does not fit continues
         classes = "l" + (f" tag-{tag}" if tag else "")
-        return f'<span class="{classes}"{attributes}>{colour(self.tokens[i], marks)}\n</span>'
+        text = re.sub(r"^((?:<[^>]*>)*)( +)", r'\1<span class="in">\2</span>', colour(self.tokens[i], marks))
+        return f'<span class="{classes}"{attributes}>{text}\n</span>'
 
     def block(self, start, stop, anchor=True):
         """Lines as HTML, those of a tag marked by its name."""
