@@ -408,7 +408,8 @@ def test_a_page_fits_and_is_accessible(visit, name, scheme):
     page = visit(name, scheme=scheme)
     for width in widths:
         page.set_viewport_size({"width": width, "height": 900})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        fits = "width => document.documentElement.scrollWidth <= width"
+        page.wait_for_function(fits, arg=width, timeout=5000)  # charts are drawn again a moment later
     page.reload()  # as it is when it opens at this width
     result = Axe().run(page, options={"resultTypes": ["violations"], "preload": False})
     found = [(x["id"], x["nodes"][0]["html"][:150], len(x["nodes"])) for x in result.response["violations"]]
