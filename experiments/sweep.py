@@ -92,6 +92,7 @@ def write_specifications(runs, runs_dir):
 
 
 def print_status(runs, runs_dir, states):
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for --status | head
     width = max(len(run.name) for run in runs)
     print(f"{'RUN':<{width}}  {'STATE':<9} {'DONE':>5}  RECENT RETURN")
     for run, state in zip(runs, states, strict=True):
