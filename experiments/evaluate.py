@@ -34,7 +34,7 @@ from procgen import ProcgenGym3Env
 from scipy.stats import binomtest
 from tqdm import tqdm
 
-from lab.catalogue import GAMES, return_range
+from lab.catalogue import RANGES, return_range
 from lab.inference import bootstrap_interval, mean_difference
 from lab.video import Panel, film, save_video
 
@@ -81,7 +81,7 @@ def load_run(run_dir, device):
         fail(f"{run_dir}: has format {saved['format']}; this {script}.py writes format {module.CHECKPOINT_FORMAT}")
     try:
         # Procgen would abort the whole process over a wrong game or mode.
-        if args.env_id not in GAMES or args.distribution_mode not in ("easy", "hard"):
+        if args.env_id not in RANGES or args.distribution_mode not in ("easy", "hard"):
             raise ValueError("no such game")
         if not all(type(x) is int and 0 <= x <= ALL_LEVELS for x in (args.num_levels, args.start_level, args.seed)):
             raise ValueError("no such levels")

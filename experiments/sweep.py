@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from lab.catalogue import EXPERIMENTS, GAMES, SCALES, runs_of
+from lab.catalogue import EXPERIMENTS, GAMES, MINATAR, SCALES, runs_of
 from lab.common import Parser, fail, number
 from lab.cost import estimate
 from lab.running import ARRAY, read_end, run_here, states_of, submit
@@ -28,7 +28,7 @@ def parse_args():
     parser = Parser(description=__doc__)
     add, count = parser.add_argument, number(int, 1, 2**31 - 1)
     add("name", metavar="NAME", choices=EXPERIMENTS, help=", ".join(EXPERIMENTS))
-    scales = "paper: the paper's; small: a day or two on 2 cores; first: a night; smoke: a minute"
+    scales = "paper: the paper's; small: a day or two on 2 cores; minatar: other games, many seeds; smoke: a minute"
     add("--scale", choices=SCALES, default="small", help=scales)
     add("--games", nargs="+", choices=GAMES, metavar="GAME", help="default: the experiment's at this scale")
     add("--seeds", nargs="+", type=count, metavar="SEED", help="default: 1 up to the experiment's number")
@@ -54,6 +54,10 @@ def parse_args():
         fail("--dry-run: measures this machine; leave out --executor slurm")
     if args.executor == "slurm" and not args.status and not shutil.which("sbatch"):
         fail("--executor slurm: there is no sbatch here; give this command on a machine of the cluster")
+    if wrong := [game for game in args.games or [] if (game in MINATAR) != (args.scale == "minatar")]:
+        fail(f"--games {wrong[0]}: {'is for --scale minatar' if wrong[0] in MINATAR else 'is not one of MinAtar'}")
+    if args.scale == "minatar" and not shutil.which("patch"):
+        fail("--scale minatar: there is no program named patch here, which changes the scripts")
     for name in ("games", "seeds"):
         if len(set(getattr(args, name) or [])) < len(getattr(args, name) or []):
             fail(f"--{name}: one is given twice")
@@ -124,6 +128,8 @@ def main():
     if args.dry_run:
         for run in runs:
             print(shlex.join(["python", *run.words(), "--run-dir", str(run.folder(runs_dir))]))
+        if runs[0].patched:
+            print("the scripts are changed by patches/gymnasium.patch before they run, and PYTHONPATH is experiments")
         print(f"{len(runs)} runs, {sum(run.steps for run in runs):,} environment steps, {each} for each run")
         estimate(runs, threads, workers)
         return

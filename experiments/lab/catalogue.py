@@ -8,12 +8,15 @@ from pathlib import Path
 
 with open(Path(__file__).with_name("procgen_return_range.csv"), newline="") as file:
     RANGES = {row["game"]: row for row in csv.DictReader(line for line in file if line[0] != "#")}
-GAMES = list(RANGES)
+MINATAR = ["breakout", "space_invaders", "asterix", "freeway", "seaquest"]  # lab/minatar.py
+GAMES = [*RANGES, *MINATAR]
 ALGORITHMS = {"ppo": "PPO", "ppo-ewma": "PPO-EWMA", "ppg": "PPG", "ppg-ewma": "PPG-EWMA"}
 
 
 def return_range(game, mode):
-    """The least and the greatest return of a game, by which returns are normalised."""
+    """The least and the greatest return of a game, by which returns are normalised. MinAtar's stay as they are."""
+    if game in MINATAR:
+        return 0.0, 1.0
     return tuple(float(RANGES[game][f"{mode}_{end}"]) for end in ("min", "max"))
 
 
@@ -97,6 +100,25 @@ SCALES = {
         invariant="ppo",
         beyond=("same-age", "ppg-ewma", "as-old-as-ppo"),
     ),
+    "minatar": Scale(  # other games, in seconds: many seeds
+        games=["space_invaders"],
+        seeds=20,
+        flags={
+            "num-steps": 16,
+            "num-minibatches": 4,
+            "gamma": 0.99,
+            "channels": [64],
+            "total-timesteps": 153_600,
+        },
+        ppo={"epochs": 3},
+        ppg={"arch": "detach", "n-pi": 16, "aux-epochs": 2, "aux-rollouts": 16},
+        num_envs=64,
+        sizes=[64, 16, 8, 4, 1],
+        learning_rate=4e-3,
+        ages=[0, 1, 2, 4, 8, 16],
+        grid=3,
+        invariant="ppo",
+    ),
     "smoke": Scale(
         games=["starpilot"],  # where episodes are short
         seeds=2,
@@ -142,10 +164,15 @@ class Run:
         """What the sweep writes: json (this very run), log, exit (its end) and job (of Slurm)."""
         return Path(runs_dir) / self.experiment / self.scale / "sweep" / f"{self.name}.{kind}"
 
+    @property
+    def patched(self):
+        """If the script is to be changed by patches/gymnasium.patch before it runs."""
+        return self.game in MINATAR
+
     def words(self):
         """The script and its flags, but for where to write."""
-        words = [self.script]
-        for flag, value in ({"env-id": self.game, "seed": self.seed} | self.flags).items():
+        words, game = [self.script], f"lab.minatar:{self.game}" if self.patched else self.game
+        for flag, value in ({"env-id": game, "seed": self.seed} | self.flags).items():
             words += [f"--{flag}", *map(str, value if isinstance(value, list) else [value])]
         return words
 

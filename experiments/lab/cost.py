@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections import namedtuple
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.common import ROOT, fail
+from lab.common import fail
 from lab.logs import SPEED, read_scalars
-from lab.running import hours
+from lab.running import hours, program
 
 FRAME = 64 * 64 * 3  # bytes of an observation
 Cost = namedtuple("Cost", "rate startup events checkpoint")  # steps/s, seconds, bytes an iteration, bytes
@@ -32,11 +31,11 @@ def measure(run, threads):
         flags |= {"n-pi": 1, "no-adjust": [*flags.get("no-adjust", []), "n-pi"]}
     if "staleness" in flags:
         flags["staleness"] = 0  # its queue of frames is counted below
-    words = replace(run, flags=flags).words()
-    with tempfile.TemporaryDirectory() as folder:
+    words = replace(run, flags=flags).words()[1:]
+    with tempfile.TemporaryDirectory() as folder, program(run) as (command, more):
         folder, started = Path(folder, "run"), time.time()
-        command = [sys.executable, str(ROOT / words[0]), *words[1:], "--run-dir", str(folder)]
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        command += [*words, "--run-dir", str(folder)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)} | more
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         seconds = time.time() - started
         if done.returncode:

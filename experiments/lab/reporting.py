@@ -51,18 +51,18 @@ def about(results):
 def runs_shown(results, spread="mean and standard deviation", seeds=None):
     """Which runs a figure or a table shows."""
     run, games = results.runs[0], results.games
-    levels = run.flags["num-levels"]
+    mode, levels = (run.flags.get(flag) for flag in ("distribution-mode", "num-levels"))
     if seeds is None:
         several = len(results.seeds) > 1
         seeds = f"{spread} over {seeds_of(results)} seeds" if several else "one seed, so there are no error bars"
     words = [
         f"Games: {'all 16' if len(games) == 16 else ', '.join(games)};",
-        f"{run.flags['distribution-mode']} mode, {levels or 'all'} level{'s' * (levels != 1)};",
+        f"{mode} mode, {levels or 'all'} level{'s' * (levels != 1)};" if mode else "",
         f"{run.flags['total-timesteps']:,} environment steps; {seeds}.",
     ]
     if results.finished < len(results.runs):
         words.append(f"{len(results.runs) - results.finished} of {len(results.runs)} runs are not finished.")
-    return " ".join(words)
+    return " ".join(filter(None, words))
 
 
 def seeds_of(results):

@@ -1,5 +1,6 @@
 """Running a sweep: one run, all runs on this machine, all runs on a Slurm cluster; and how far each of them is."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -8,10 +9,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import namedtuple
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
 
 import submitit.helpers
 from tqdm import tqdm
@@ -28,6 +31,20 @@ State = namedtuple("State", "name steps recent")
 children, stopping = set(), threading.Event()
 
 
+@contextlib.contextmanager
+def program(run):
+    """Python and the script to give it, and what to set for it. For other games than Procgen's, a patched copy."""
+    if not run.patched:
+        yield [sys.executable, str(ROOT / run.script)], {}
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, run.script)
+        words = ["patch", "--silent", "-o", copy, ROOT / run.script, ROOT / "patches/gymnasium.patch"]
+        subprocess.run(words, check=True)
+        where = filter(None, [str(ROOT / "experiments"), os.environ.get("PYTHONPATH")])  # has lab/minatar.py
+        yield [sys.executable, str(copy)], {"PYTHONPATH": os.pathsep.join(where)}
+
+
 def execute(run, runs_dir, threads, **environment):
     """Run a script to its end, from its last checkpoint if it has one; returns its exit code."""
     folder, end = run.folder(runs_dir), run.file(runs_dir, "exit")
@@ -38,12 +55,12 @@ def execute(run, runs_dir, threads, **environment):
         words = ["--resume", str(folder), "--total-timesteps", str(run.flags["total-timesteps"])]
     elif folder.exists() and not is_locked(folder):
         shutil.rmtree(folder)  # killed before its first checkpoint: there is nothing to continue from
-    command, started = [sys.executable, str(ROOT / run.script), *words], time.time()
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)} | environment
-    with open(run.file(runs_dir, "log"), "ab") as log:
+    started = time.time()
+    with open(run.file(runs_dir, "log"), "ab") as log, program(run) as (command, more):
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)} | more | environment
         # A session of its own: Ctrl-C reaches the sweep alone, which then stops its runs.
         options = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
-        process = subprocess.Popen(command, env=environment, **options)
+        process = subprocess.Popen(command + words, env=environment, **options)
         children.add(process)
         if stopping.is_set():
             process.terminate()

@@ -45,7 +45,7 @@ def find_runs(runs_dir, experiment, scale=None):
         notes.append(f"runs of mixed scale: {', '.join(scales)}; this is {scales[0]}, and --scale shows the others")
     scale = scale or next(iter(scales or SCALES))
     runs = in_order([run for run in found if run.scale == scale], experiment, scale)
-    kinds = pd.Series([json.dumps([run.flags[x] for x in SHARED]) for run in runs], dtype=object)
+    kinds = pd.Series([json.dumps([run.flags.get(x) for x in SHARED]) for run in runs], dtype=object)
     if kinds.nunique() > 1:
         kept = kinds.mode()[0]
         notes.append(f"{(kinds != kept).sum()} runs left out: their {', '.join(SHARED)} are not those of the others")
@@ -61,7 +61,7 @@ def final_window(total):
 def read_run(run, runs_dir, notes):
     """A run's row and its points. The final return is NaN until the run is finished."""
     folder, end = run.folder(runs_dir), read_end(run.file(runs_dir, "exit"))
-    low, high = return_range(run.game, run.flags["distribution-mode"])
+    low, high = return_range(run.game, run.flags.get("distribution-mode"))
     scalars, damaged = read_scalars(folder, [RETURN, CLIPPED, ADVANTAGES])
     if not is_locked(folder):  # the last record of a live run may be half written
         notes += [f"{folder / name}: is damaged; showing what can be read of it" for name in damaged]
