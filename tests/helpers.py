@@ -50,9 +50,9 @@ def command_line(script, flags):
             signal.signal(number, handler)
 
 
-def parse(script, *flags):
-    """The flags as the script sees them, and the values in use."""
-    module = load(script)
+def parse(script, *flags, module=None):
+    """The flags as the script sees them, or another module, and the values in use."""
+    module = module or load(script)
     with command_line(script, flags):
         args = module.parse_args()[0]
     return args, module.adjust_for_batch_size(args)

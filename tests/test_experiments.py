@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -22,16 +24,16 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from helpers import ROOT, command_line, parse, read_until
+from helpers import ROOT, command_line, load, parse, read_until
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import figures as figures_program  # noqa: E402
 import sweep as sweep_program  # noqa: E402
 from lab.any_runs import AUTHORS  # noqa: E402
-from lab.catalogue import EXPERIMENTS, GAMES, SCALES, Experiment, return_range, runs_of  # noqa: E402
+from lab.catalogue import EXPERIMENTS, RANGES, SCALES, Experiment, return_range, runs_of  # noqa: E402
 from lab.logs import ADVANTAGES, CLIPPED, RETURN, STEPS, read_last, read_scalars  # noqa: E402
 from lab.reporting import report  # noqa: E402
-from lab.running import state_of  # noqa: E402
+from lab.running import program, state_of  # noqa: E402
 from lab.runs import Results  # noqa: E402
 
 WORKERS = os.cpu_count()  # a thread each: runs with more threads than free cores hinder each other
@@ -542,6 +544,8 @@ def test_runs_with_other_flags_are_not_continued(linear_lr):
     [
         (["sokoban"], "invalid choice: 'sokoban'"),
         (["ewma", "--games", "chess"], "invalid choice: 'chess'"),
+        (["ewma", "--games", "breakout"], "--games breakout: is for --scale minatar"),
+        (["ewma", "--scale", "minatar", "--games", "heist"], "--games heist: is not one of MinAtar"),
         (["ewma", "--seeds", "0"], "0: must be a whole number, from 1 to "),
         (["ewma", "--stat"], "--stat"),  # no abbreviations, as in the scripts
         (["ewma", "--seeds", "1", "1"], "--seeds: one is given twice"),
@@ -662,7 +666,7 @@ def test_curves_that_the_authors_do_not_have(tmp_path):
 def test_the_authors_table():
     """All games; normalised and averaged, their known results."""
     table = pd.read_csv(AUTHORS, comment="#", index_col="game")
-    assert set(table.index) == set(GAMES)
+    assert set(table.index) == set(RANGES)
     low, high = np.array([return_range(game, "hard") for game in table.index]).T
     for name, mean in ("ppo", 0.579), ("ppg", 0.757):
         assert ((table[f"{name}_final"] - low) / (high - low)).mean() == pytest.approx(mean, abs=5e-4)
@@ -782,11 +786,12 @@ def test_the_papers_numbers_of_runs():
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_scripts_take_all_flags(name, scale):
     """Every setting, through the script's own parser; and what is not to be adjusted is not."""
-    for x in runs_of(name, scale, GAMES[:1], seeds=[1]):
+    for x in runs_of(name, scale, SCALES[scale].games[:1], seeds=[1]):
         # short rollouts, since the scripts refuse what does not fit into this machine's memory
-        args, used = parse(Path(x.script).stem, *x.words()[1:], "--run-dir", "unused", "--num-steps", 8)
+        words = [*x.words()[1:], "--run-dir", "unused", "--num-steps", 8]
+        args, used = parse(Path(x.script).stem, *words, module=script_of(x))
         ratio = args.reference_num_envs / args.num_envs
-        assert args.seed == 1 and args.env_id == x.game
+        assert args.seed == 1 and args.env_id == "lab.minatar:" * (scale == "minatar") + x.game
         expected = {"no-step-size": 1, "linear": ratio}.get(x.variant, ratio**0.5)
         assert args.learning_rate / used.lr == pytest.approx(expected)
         if "ewma" in x.script:
@@ -794,6 +799,42 @@ def test_the_scripts_take_all_flags(name, scale):
         assert used.adv_norm_span == (1 if x.variant == "no-adv-norm" else ratio)
         if "ppg" in x.script:  # the phase has the same number of steps at all batch sizes
             assert used.n_pi == args.n_pi * (1 if x.variant in ("no-n-pi", "ppg-ewma-no-n-pi") else ratio)
+
+
+def script_of(x):
+    """What runs, as a module; for MinAtar, the patched copy."""
+    with program(x) as ((_, path), _), mock.patch("helpers.ROOT", Path(path).parent):
+        return (load.__wrapped__ if x.patched else load)(Path(path).stem)
+
+
+def test_minatar(tmp_path, monkeypatch):
+    """Patched scripts learn, stop and continue as the others do; their returns are not normalised."""
+    small = {"seeds": 2, "sizes": [4, 1], "games": ["breakout"]}
+    small["flags"] = SCALES["minatar"].flags | {"total-timesteps": 1024}
+    monkeypatch.setitem(SCALES, "minatar", replace(SCALES["minatar"], **small))
+    words = ["linear-lr", "--scale", "minatar", "--runs-dir", tmp_path, "--workers", WORKERS]
+    assert "python ppo_ewma.py --env-id lab.minatar:breakout --seed 1" in run(sweep_program, *words, "--dry-run")
+    assert "done" in run(sweep_program, *words)
+    figures("linear-lr", tmp_path)
+    folder = tmp_path / "linear-lr/minatar/figures"
+    text = check_picture(folder / "linear-lr.png", LIGHTEST)
+    assert "Games: breakout; 1,024 environment steps" in text
+    rows = pd.read_csv(folder / "linear-lr_runs.csv")
+    assert rows["finished"].all() and (rows["final_return"] == rows["final_normalised_return"]).all()
+    assert len(rows) == 4 and rows["final_return"].between(0.01, 5).all()  # a random policy has 0.5
+
+    longer = SCALES["minatar"].flags | {"total-timesteps": 2048}
+    monkeypatch.setitem(SCALES, "minatar", replace(SCALES["minatar"], flags=longer))
+    assert "4 runs: 0 finished already" in run(sweep_program, *words)
+    assert "4 finished" in run(sweep_program, *words, "--status")
+    for x in runs_of("linear-lr", "minatar"):
+        assert "resumed    after iteration" in x.file(tmp_path, "log").read_text()
+
+
+def test_minatar_without_patch(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    printed = run(sweep_program, "ewma", "--scale", "minatar", "--runs-dir", tmp_path / "runs", code=2)
+    assert "there is no program named patch" in printed and printed.count("\n") == 1
 
 
 SBATCH = """#!/bin/sh
