@@ -138,7 +138,7 @@ def build(out):
 
 def sources():
     """When each file that the site is made from was last changed."""
-    found = [*ROOT.glob("*.py"), *(ROOT / "results").glob("*"), *DOCS.glob("*.*")]
+    found = [*ROOT.glob("*.py"), *(ROOT / "results").glob("**/*"), *DOCS.glob("*.*")]
     found += [path for folder in ("notes", "static", "templates") for path in (DOCS / folder).iterdir()]
     return {path: path.stat().st_mtime_ns for path in found if path.exists()}
 

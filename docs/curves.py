@@ -1,4 +1,4 @@
-"""The learning curves of results/*.csv, whatever experiments are there, and what the texts say about them."""
+"""The learning curves of the tables in results/ and results/minatar/, and what the texts say about them."""
 
 import csv
 import re
@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from annotate import BuildError, to_html
 
 # The order on the page, which is that of results/README.md; others follow.
-FIRST = ["learning", "batch-size", "batch-size_advantage_std", "staleness", "ewma", "bf16"]
+FIRST = ["learning", "batch-size", "minatar_batch-size", "batch-size_advantage_std", "staleness", "ewma", "bf16"]
 CROSSES = {"learning": ("authors_ppo", "authors’ PPO, full size")}  # a table of single points, drawn as crosses
 SETTINGS = ("game", "variant", "value")
 
@@ -21,20 +21,20 @@ def read_csv(path):
 def experiments(folder, claims):
     """Tables with learning curves: a step, a return or a standard deviation, and which run it is of."""
     found = {}
-    for path in sorted(folder.glob("*.csv")):
-        rows = read_csv(path)
+    for path in [*sorted(folder.glob("*.csv")), *sorted(folder.glob("minatar/*.csv"))]:
+        rows, name = read_csv(path), "_".join(path.relative_to(folder).with_suffix("").parts)
         columns = rows[0].keys() if rows else set()
         measured = next((name for name in ("return", "std") if name in columns), None)
         if measured and "step" in columns and columns & {"value", "label"}:
             try:
-                found[path.stem] = experiment(path.stem, rows, measured, folder, claims.get(path.stem))
+                found[name] = experiment(name, rows, measured, path, folder, claims.get(name))
             except (TypeError, ValueError, KeyError) as error:
                 raise BuildError(f"{path}: not a table of learning curves ({error})") from None
     order = sorted(found, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
     return [found[name] for name in order]
 
 
-def experiment(name, rows, measured, folder, claim):
+def experiment(name, rows, measured, path, folder, claim):
     runs = defaultdict(list)
     for row in rows:
         setting = [row.get("game", ""), row.get("variant", ""), row.get("value", row.get("label"))]
@@ -66,8 +66,8 @@ def experiment(name, rows, measured, folder, claim):
         "claim": to_html(re.sub(r"^(?:- |Words: ).*\n", "", claim["body"], flags=re.M)) if claim else "",
         "words": to_html("".join(re.findall(r"^Words: (.*\n)", claim["body"], re.M))) if claim else "",
         "settings": settings(claim["body"], {curve["variant"] for curve in curves}) if claim else "",
-        "table": table(folder / f"{name}_runs.csv", curves, steps, claim["labels"] if claim else {}),
-        "findings": findings(folder / "README.md", name, claim["about"] if claim else ""),
+        "table": table(path.with_name(f"{path.stem}_runs.csv"), curves, steps, claim["labels"] if claim else {}),
+        "findings": findings(folder / "README.md", path.relative_to(folder).with_suffix(""), claim and claim["about"]),
     }
 
 
@@ -121,17 +121,17 @@ def how(folder):
     return {"scale": to_html(scale[1]) if scale else "", "waiting": waiting}
 
 
-def findings(path, name, about):
+def findings(path, figure, about):
     """What results/README.md says about it: of the section that shows its figure, the paragraphs that begin in bold;
     where that section is another's, those with the word that claims.md gives."""
     if not path.exists():
         return ""
     for section in re.split(r"^## ", path.read_text(), flags=re.M)[1:]:
-        if re.search(rf"\({re.escape(name)}\.(md|png)\)", section):
+        if re.search(rf"\({re.escape(str(figure))}\.(md|png)\)", section):
             section = re.sub(r"<!--.*?-->", "", section, flags=re.S)
             section = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section)  # links, of that file
             found = re.findall(r"^\*\*.*?(?=\n\n|\Z)", section, re.S | re.M)
-            return to_html("\n\n".join(paragraph for paragraph in found if about in paragraph))
+            return to_html("\n\n".join(paragraph for paragraph in found if (about or "") in paragraph))
     return ""
 
 

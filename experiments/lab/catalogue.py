@@ -38,13 +38,14 @@ class Scale:
     invariant: str = "ppg"  # the algorithm whose batch size is studied
     more_seeds: dict = field(default_factory=dict)  # variant: its number of seeds, if it has more than the others
     beyond: tuple = ()  # settings that the paper does not have
+    points: int = 50  # of each learning curve in the tables
 
 
 # Flags that all runs of an experiment at a scale have in common. The report names those that differ from the paper's.
 SHARED = ["distribution-mode", "num-levels", "num-steps", "channels", "total-timesteps"]
 SCALES = {
     "paper": Scale(
-        games=GAMES,
+        games=list(RANGES),
         seeds=3,
         flags={
             "distribution-mode": "hard",
@@ -118,6 +119,7 @@ SCALES = {
         ages=[0, 1, 2, 4, 8, 16],
         grid=3,
         invariant="ppo",
+        points=25,
     ),
     "smoke": Scale(
         games=["starpilot"],  # where episodes are short

@@ -56,7 +56,7 @@ def runs_shown(results, spread="mean and standard deviation", seeds=None):
         several = len(results.seeds) > 1
         seeds = f"{spread} over {seeds_of(results)} seeds" if several else "one seed, so there are no error bars"
     words = [
-        f"Games: {'all 16' if len(games) == 16 else ', '.join(games)};",
+        f"Games{' of MinAtar' * run.patched}: {'all 16' if len(games) == 16 else ', '.join(games)};",
         f"{mode} mode, {levels or 'all'} level{'s' * (levels != 1)};" if mode else "",
         f"{run.flags['total-timesteps']:,} environment steps; {seeds}.",
     ]

@@ -13,7 +13,6 @@ from lab.inference import second_half, swing
 from lab.logs import ADVANTAGES, CLIPPED, RETURN, read_scalars
 from lab.running import is_locked, read_end
 
-POINTS = 50  # of a curve in the tables
 KEY = ["game", "variant", "value", "seed"]
 CURVE = ["step", "return", "normalised_return"]
 ROW = ["scale", "script", "steps", "finished", "seconds", "final_return", "final_normalised_return", "mean_return"]
@@ -84,7 +83,7 @@ def read_run(run, runs_dir, notes):
     }
     if not len(curve):
         return row, []
-    grid = np.linspace(0, run.flags["total-timesteps"], POINTS + 1)[1:]
+    grid = np.linspace(0, run.flags["total-timesteps"], SCALES[run.scale].points + 1)[1:]
     grid = grid[(grid >= curve[0, 0]) & (grid <= curve[-1, 0])]
     returns = np.interp(grid, *curve.T)
     return row, zip(grid.round().astype(int), returns, (returns - low) / (high - low), strict=True)
