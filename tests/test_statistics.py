@@ -166,9 +166,19 @@ def test_holm():
     assert holm([0.6, 0.9]) == [1, 1]
 
 
-def test_wider_with_too_many_swaps_to_count():
-    """Five seeds, four sizes: drawn at random, and near what a sure effect and none must give."""
+@pytest.mark.parametrize("seeds", [5, 20])
+def test_wider_with_too_many_swaps_to_count(seeds):
+    """Many seeds, four sizes: drawn at random, and near what a sure effect and none must give."""
     rng = np.random.default_rng(3)
-    original = [rng.normal(size=5) for _ in range(4)]
+    original = [rng.normal(size=seeds) for _ in range(4)]
     assert wider(None, original, [x + shift for x, shift in zip(original, (0, 40, 80, 120), strict=True)])[1] < 0.001
     assert wider(None, original, original)[1] > 0.3
+
+
+def test_swaps_drawn_at_random_are_near_all_of_them(monkeypatch):
+    rng = np.random.default_rng(4)
+    original, ablated = ([rng.normal(x, size=3) for x in shifts] for shifts in ((0, 0, 0), (0, 1, 2)))
+    exact = wider(None, original, ablated)
+    monkeypatch.setattr("lab.inference.MOST_WAYS", 1)
+    drawn = wider(None, original, ablated)
+    assert drawn[0] == exact[0] and drawn[1] != exact[1] == pytest.approx(drawn[1], abs=0.02)

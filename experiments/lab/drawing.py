@@ -156,8 +156,8 @@ def large_and_small(letters, summary):
     figure = plt.figure(figsize=(WIDTH, 0.6 + sum(heights)), layout="constrained")
     above, *below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).flat
     left, right = above.subfigures(1, 2, width_ratios=[1, 1.25])
-    places = {letters[0]: left.subplots()}
-    for letter, axes in zip(letters[1:].ljust(6, "."), right.subplots(2, 3).flat, strict=True):
+    places, columns = {letters[0]: left.subplots()}, len(letters) // 2
+    for letter, axes in zip(letters[1:].ljust(2 * columns, "."), right.subplots(2, columns).flat, strict=True):
         places[letter] = axes
         axes.tick_params(labelsize=6)
         if letter == ".":

@@ -81,17 +81,17 @@ def wider(reference, original, ablated):
     reference: runs of a setting that both have in common, or None. original, ablated: a sample for each other setting.
     Within each of them runs are swapped between the two: in all ways, or if these are too many, in 9,999.
     """
-    means = []  # for each setting: the means of original and ablated, in each way
-    for first, second in zip(original, ablated, strict=True):
-        values, m = np.concatenate([first, second]), len(first)
-        ways = np.array(list(itertools.combinations(range(len(values)), m)))  # the first is as it was
-        sums = values[ways].sum(1)
+    pairs = [(np.concatenate([first, second]), len(first)) for first, second in zip(original, ablated, strict=True)]
+    every = math.prod(math.comb(len(values), m) for values, m in pairs) <= 10 * MOST_WAYS
+    means, rng = [], np.random.default_rng(0)  # for each setting: the means of original and ablated, in each way
+    for values, m in pairs:
+        if every:
+            dealt = values[np.array(list(itertools.combinations(range(len(values)), m)))]
+        else:
+            dealt = np.vstack([values, rng.permuted(np.tile(values, (9998, 1)), axis=1)])[:, :m]
+        sums = dealt.sum(1)  # the first is as it was: the one observed counts, too
         means.append(np.stack([sums / m, (values.sum() - sums) / (len(values) - m)]))
-    if math.prod(x.shape[1] for x in means) <= 10 * MOST_WAYS:
-        indices = np.ix_(*(range(x.shape[1]) for x in means))
-    else:
-        rng = np.random.default_rng(0)
-        indices = [np.append(0, rng.integers(x.shape[1], size=9998)) for x in means]  # the one observed counts, too
+    indices = np.ix_(*(range(x.shape[1]) for x in means)) if every else [slice(None)] * len(means)
 
     def spread(side):
         low, high = (np.inf, -np.inf) if reference is None else (np.mean(reference),) * 2
