@@ -312,8 +312,8 @@ def test_equations_are_mathematics(site, name):
 
 def test_the_tables_of_results_are_those_of_the_runs(site):
     text = (site / "results.html").read_text()
-    for name in ("batch-size", "staleness", "ewma"):
-        path = ROOT / "results" / f"{name}_runs.csv"
+    for name in ("batch-size", "staleness", "ewma", "minatar_batch-size"):
+        path = ROOT / "results" / f"{name.replace('_', '/')}_runs.csv"
         if path.exists():
             runs = pd.read_csv(path, dtype={"value": str})
             section = text[text.index(f'id="{name}"') :].split("</section>")[0]
@@ -342,7 +342,10 @@ def test_tables_without_a_list_of_runs_are_of_the_last_tenth_of_a_run_too(site):
 
 def test_the_results_come_in_the_order_of_their_texts_and_say_how_they_were_made(site):
     text = (site / "results.html").read_text()
-    places = [text.index(f'id="{name}"') for name in ("how", "learning", "batch-size", "staleness", "ewma", "bf16")]
+    places = [
+        text.index(f'id="{name}"')
+        for name in ("how", "learning", "batch-size", "minatar_batch-size", "staleness", "ewma", "bf16")
+    ]
     assert places == sorted(places)
     scale = re.search(r"\*\*Scale\.\*\* (\w+)", (ROOT / "results" / "README.md").read_text())[1]
     assert scale in text[places[0] : places[1]] and "Full size" in text[places[0] : places[1]]

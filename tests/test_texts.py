@@ -93,11 +93,14 @@ def test_every_other_number_is_a_known_one(page):
     assert found == listed, f"not listed: {dict(found - listed)}; not found: {dict(listed - found)}"
 
 
-@pytest.mark.parametrize("name, runs", [("staleness", 48), ("ewma", 45), ("batch-size", 72)])
+@pytest.mark.parametrize(
+    "name, runs", [("staleness", 48), ("ewma", 45), ("batch-size", 72), ("minatar/batch-size", 460)]
+)
 def test_an_experiment_is_complete_and_its_report_follows_from_its_tables(name, runs):
-    results = Results.of_csv(name, RESULTS)
+    path = RESULTS / f"{name}.md"
+    results = Results.of_csv(path.stem, path.parent)
     assert results.finished == len(results.runs) == runs
-    assert report(results) == (RESULTS / f"{name}.md").read_text()
+    assert report(results) == path.read_text()
 
 
 def test_the_table_of_learning_follows_from_the_curves():

@@ -24,7 +24,8 @@ from helpers import ROOT, SCRIPTS, load, parse
 
 sys.path.insert(0, str(ROOT / "experiments"))
 from lab.catalogue import runs_of  # noqa: E402
-from lab.reporting import apart, difference_cells, differences, overview, strata_of, table  # noqa: E402
+from lab.inference import within  # noqa: E402
+from lab.reporting import apart, difference_cells, differences, overview, same, strata_of, table  # noqa: E402
 from lab.runs import Results  # noqa: E402
 
 FILES = [ROOT / name for name in ("README.md", "REFERENCE.md", "results/README.md", "experiments/README.md")]
@@ -33,7 +34,7 @@ BLOCK = re.compile(r"(<!-- quote: ([\w -]+) -->\n)((?:(?!<!-- ).)*)(<!-- end -->
 BOOKKEEPING = r'\s*($|"""|stats\[|state.prox_age = )'  # in the idea, left out
 NUMBER = re.compile(r"([-\d][\d.,e%-]*)<!-- ([\w -]+) -->")
 
-results = cache(lambda name: Results.of_csv(name, RESULTS))
+results = cache(lambda name, folder="": Results.of_csv(name, RESULTS / folder))
 
 
 # The scripts
@@ -155,6 +156,19 @@ def batch_size_differences():
     return differences(runs, ["environments"], pairs, ("final_return", "mean_return"), 1)
 
 
+MINATAR = ["no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-ewma"]
+
+
+def minatar_ranges():
+    """How far apart the sizes end, and if that is further than with all adjustments."""
+    runs = results("batch-size", "minatar")
+    means = runs.rows.groupby(["variant", "value"])["final_return"].mean()
+    tests = [line.strip("| ").split(" | ") for line in same(runs, MINATAR)[2].splitlines()[2:]]
+    rows = [["all", f"{np.ptp(means['all']):.1f}", "", ""]]
+    rows += [[name, f"{np.ptp(means[name]):.1f}", gain, p] for name, _, gain, _, p in tests]
+    return table(["left out", "sizes are apart by", "more than with all adjustments", "p, corrected"], rows)
+
+
 def ewma_differences():
     old, pairs = ("as-old-as-ppo", "ppo-ewma"), []
     for first, second in [("ppo-ewma", "ppo"), ("ppg-ewma", "ppg")]:
@@ -184,6 +198,8 @@ BLOCKS = {
         results("batch-size"), ["all", "no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-ewma"]
     )[1],
     "batch-size differences": batch_size_differences,
+    "minatar returns": lambda: overview(results("batch-size", "minatar"), "final_return"),
+    "minatar ranges": minatar_ranges,
     "ewma returns": lambda: overview(results("ewma"), "final_return"),
     "ewma differences": ewma_differences,
     "speed": speed,
@@ -235,6 +251,15 @@ def numbers():
     found["swing"] = f"{swing['no-adv-norm', 1]:.0f}"
     rows = BLOCKS["batch-size distances"]().split("\n")[2:]
     found |= {f"p {row.split(' | ')[0][2:]}": row.split(" | ")[2] for row in rows}
+
+    runs = results("batch-size", "minatar")
+    found |= {"minatar runs": len(runs.runs), "minatar hours": f"{runs.hours:.1f}"}
+    found["minatar steps"] = f"{runs.runs[0].flags['total-timesteps']:,}"
+    every = [runs.final("all", size, "final_return") for size in runs.values("all")]
+    found |= {"minatar within": f"{within(every):.1f}", "minatar seeds": min(map(len, every))}
+    means = {size: x.mean() for size, x in zip(runs.values("all"), every, strict=True)}
+    found |= {"minatar apart": f"{np.ptp(list(means.values())):.1f}", "minatar 64": f"{means['64']:.1f}"}
+    found |= {f"minatar below {size}": f"{1 - means[size] / means['64']:.0%}" for size in ("4", "1")}
 
     epochs, ours = parse("ppo")[0].epochs, results("ewma").runs[0].flags["epochs"]
     ages = [np.mean(np.arange(x * minibatches)) for x in (epochs, ours)]  # of PPO's old policy, over an iteration
