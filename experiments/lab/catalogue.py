@@ -328,6 +328,7 @@ EXPERIMENTS = {
         at={
             "paper": {"seeds": 4, "flags": {"checkpoint-seconds": 3600}},  # checkpoints hold up to 51.5 GB
             "small": {"num_envs": 16, "flags": {"learning-rate": 2.5e-4}},  # a quarter of the data of 16 x 64
+            "minatar": {"num_envs": 16, "flags": {"learning-rate": 5e-4}},  # a quarter of the data of 64 x 16
         },
         shared={"decoupled": ["behavior", "recent"]},
         figures={"curves": {"lines": ["recent", "decoupled", "behavior"]}},
@@ -380,6 +381,7 @@ EXPERIMENTS = {
                 "ppg": {"n-pi": 8, "aux-rollouts": 4, "num-minibatches": 8},
             },
             "first": {"games": ["starpilot", "fruitbot", "dodgeball"]},
+            "minatar": {"flags": {"learning-rate": 1e-3}, "ppg": {"aux-learning-rate": 1e-3}},
         },
         figures={
             "gains": {  # which setting minus which other, and what the caption says
