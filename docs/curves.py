@@ -8,8 +8,8 @@ from statistics import mean, stdev
 from annotate import BuildError, to_html
 
 # The order on the page, which is that of results/README.md; others follow.
-FIRST = "learning batch-size batch-size_advantage_std minatar_batch-size minatar_batch-size_advantage_std".split()
-FIRST += ["staleness", "ewma", "bf16"]
+FIRST = "learning batch-size batch-size_advantage_std minatar_batch-size".split()
+FIRST += ["minatar_why", "minatar_batch-size_advantage_std", "staleness", "ewma", "bf16"]
 CROSSES = {"learning": ("authors_ppo", "authors’ PPO, full size")}  # a table of single points, drawn as crosses
 SETTINGS = ("game", "variant", "value")
 

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from scipy.stats import mannwhitneyu, norm, studentized_range
+from scipy.stats import mannwhitneyu, norm, studentized_range, ttest_ind
 
 from helpers import ROOT
 
@@ -16,6 +16,7 @@ from lab.inference import (  # noqa: E402
     how_far_apart,
     interquartile_mean,
     mean_difference,
+    told_apart,
     van_elteren,
     wider,
     within,
@@ -159,6 +160,16 @@ def test_sameness_is_bounded_as_often_as_it_says():
     assert 0.87 <= np.mean(np.array(bounds) >= 0.3) <= 1
     exact = studentized_range.ppf(0.9, 2, 8) / np.sqrt(2) * np.sqrt(2.5 * 2 / 5)
     assert within([np.arange(5.0), np.arange(5.0)]) == pytest.approx(exact)
+
+
+def test_what_tukey_tells_apart():
+    """Two groups: a t test's p, which is what the studentised range gives for two; of three, the one that is away."""
+    rng = np.random.default_rng(5)
+    first, second = rng.normal(size=8), rng.normal(1, size=8)
+    p = ttest_ind(first, second).pvalue
+    assert 0.001 < p < 0.2
+    assert told_apart([first, second], p * 1.01) == [(0, 1)] and told_apart([first, second], p * 0.99) == []
+    assert told_apart([first, first + 0.1, first + 9]) == [(0, 2), (1, 2)]
 
 
 def test_holm():

@@ -32,7 +32,7 @@ FILES = [ROOT / name for name in ("README.md", "REFERENCE.md", "results/README.m
 RESULTS = ROOT / "results"
 BLOCK = re.compile(r"(<!-- quote: ([\w -]+) -->\n)((?:(?!<!-- ).)*)(<!-- end -->)", re.S)
 BOOKKEEPING = r'\s*($|"""|stats\[|state.prox_age = )'  # in the idea, left out
-NUMBER = re.compile(r"([-\d][\d.,e%-]*)<!-- ([\w -]+) -->")
+NUMBER = re.compile(r"([-\d][\d.,e%-]*)<!-- ([\w ,-]+) -->")
 
 results = cache(lambda name, folder="": Results.of_csv(name, RESULTS / folder))
 
@@ -260,6 +260,20 @@ def numbers():
     means = {size: x.mean() for size, x in zip(runs.values("all"), every, strict=True)}
     found |= {"minatar apart": f"{np.ptp(list(means.values())):.1f}", "minatar 64": f"{means['64']:.1f}"}
     found |= {f"minatar below {size}": f"{1 - means[size] / means['64']:.0%}" for size in ("4", "1")}
+    found["minatar within but for 1"] = f"{within(every[:-1]):.1f}"
+    found["minatar fifth"] = f"{means['64'] / 5:.1f}"
+    rows = runs.rows.groupby(["variant", "value"])
+    whole, clipped, swing = rows["mean_return"].mean(), rows["clip_fraction"].median(), rows["advantage_swing"].median()
+    found["minatar way below 1"] = f"{1 - whole['all', '1'] / whole['all', '64']:.0%}"
+    found |= {
+        f"minatar clipped {x} {n}": f"{clipped[x, n]:.0%}" for x in ("all", "no-ewma-adjustment") for n in ("64", "1")
+    }
+    found["minatar swing"] = f"{swing['no-adv-norm', '1']:.0f}"
+    why = pd.read_csv(RESULTS / "minatar/why.csv")
+    why = why[why["step"] > 0.9 * why.groupby("run")["step"].transform("max")]
+    why = why.groupby(["label", "run"])["return"].mean().groupby("label")
+    found |= {f"why {label}": f"{x:.1f}" for label, x in why.mean().items()}
+    found["why seeds"] = str(why.size().min())
 
     epochs, ours = parse("ppo")[0].epochs, results("ewma").runs[0].flags["epochs"]
     ages = [np.mean(np.arange(x * minibatches)) for x in (epochs, ours)]  # of PPO's old policy, over an iteration

@@ -75,6 +75,12 @@ def within(samples, confidence=0.9):
     return float(np.abs([interval.low, interval.high]).max())
 
 
+def told_apart(samples, level=0.05):
+    """Pairs of samples, by their places, whose means Tukey's test tells apart."""
+    p = stats.tukey_hsd(*samples).pvalue
+    return [(i, j) for i, j in itertools.combinations(range(len(samples)), 2) if p[i, j] < level]
+
+
 def wider(reference, original, ablated):
     """By how much the ablation widens the range of the settings' means, and p: how often a swap of runs does as much.
 

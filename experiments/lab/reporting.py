@@ -9,6 +9,7 @@ from lab.inference import (
     how_far_apart,
     interquartile_mean,
     mean_difference,
+    told_apart,
     van_elteren,
     wider,
     within,
@@ -308,11 +309,12 @@ def same(results, ablations):
     for row, p in zip(rows, holm(tests), strict=True):
         row.append(f"{p:.2g}")
     apart = np.ptp([x.mean() for x in every])
+    pairs = ", ".join(f"{values[i]} and {values[j]}" for i, j in told_apart(every)) or "none"
     return [
         title,
         f"{original}: the means of {', '.join(values)} {results.entry.axis} are "
         f"{apart:.{digits}f} apart, and no two are further apart than {within(every):.{digits}f} "
-        f"(90%, Tukey's test, {min(map(len, every))} seeds).",
+        f"(90%, Tukey's test, {min(map(len, every))} seeds). Pairs that differ, at the 5% level: {pairs}.",
         table(["left out", "seeds", "makes the range wider by", "p", "p, corrected"], rows),
         "p: of all ways to swap runs between the ablation and all adjustments, within each size, how many widen the "
         "range as much. One-sided; corrected by Holm's method.",
