@@ -21,6 +21,7 @@ from helpers import PPG, ROOT, SCRIPTS, checkpoint, command_line, curves, load, 
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import throughput  # noqa: E402
+from lab.inference import told_apart, within  # noqa: E402
 from lab.reporting import report  # noqa: E402
 from lab.runs import Results  # noqa: E402
 
@@ -34,11 +35,12 @@ FENCE = re.compile(r"^```.*?^```$", re.S | re.M)
 # Numbers that do not come from results: settings, versions, sections of the paper. By how often a page has them.
 FREE = {
     "README.md": {
-        1: "3.10 3.11 3.12 3.2 5.1 6.2 8 4090",
-        2: "3 16 256",
-        3: "0 1 2",
-        4: "64 100",
-        5: "4",
+        1: "3.10 3.11 3.12 3.2 5.1 6.2 4090",
+        2: "1 3 8 256",
+        3: "2 16",
+        4: "100",
+        5: "64",
+        7: "4",
     },
     "REFERENCE.md": {
         1: "1% 2 10% 10 129 130 143",
@@ -46,14 +48,15 @@ FREE = {
         3: "100",
     },
     "results/README.md": {
-        1: "1.8 6.2 10 50 95%",
-        2: "13 100 256",
+        1: "1.8 6.2 10 50 90% 95%",
+        2: "13 20 100",
         3: "0",
-        4: "2 3 8",
-        7: "16",
+        4: "2 3 256",
+        5: "8",
         8: "1",
-        9: "4",
-        12: "64",
+        9: "16",
+        16: "4",
+        22: "64",
     },
     "experiments/README.md": {
         1: "2 6 7 9 10 13 15 17 20 50",
@@ -156,6 +159,17 @@ def test_the_words_on_batch_size():
     assert abs(final["ppg-ewma", 64] - final["ppg-ewma", 4]) < 0.5
     clipped = rows[rows["value"] == 1].set_index("variant")["clip_fraction"]
     assert 0.01 < clipped["no-step-size"].median() < 0.1 and (clipped["no-ewma"] < 0.005).sum() == 1  # the advice
+
+
+def test_the_words_on_minatar():
+    results = Results.of_csv("batch-size", RESULTS / "minatar")
+    every = [results.final("all", size, "final_return") for size in ("64", "16", "8", "4", "1")]
+    assert within(every[:-1]) < every[0].mean() / 5 < within(every)  # alike; with one environment, not
+    assert told_apart(every) == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    p = {row.split(" | ")[0][2:]: row.split(" | ")[3][:-2] for row in update_readme.minatar_ranges().splitlines()[3:]}
+    assert {name for name, x in p.items() if float(x) < 0.05} == {"no-step-size", "no-ewma-adjustment", "no-ewma"}
+    one = results.rows[results.rows["value"] == "1"].groupby("variant")["final_return"].mean() / every[0].mean()
+    assert one["no-step-size"] < 0.05 and 0.45 < one["no-ewma-adjustment"] < 0.55 and 0.3 < one["no-ewma"] < 0.5
 
 
 def test_the_words_on_stale_data():

@@ -164,7 +164,7 @@ def minatar_ranges():
     runs = results("batch-size", "minatar")
     means = runs.rows.groupby(["variant", "value"])["final_return"].mean()
     tests = [line.strip("| ").split(" | ") for line in same(runs, MINATAR)[2].splitlines()[2:]]
-    rows = [["all", f"{np.ptp(means['all']):.1f}", "", ""]]
+    rows = [["nothing", f"{np.ptp(means['all']):.1f}", "", ""]]
     rows += [[name, f"{np.ptp(means[name]):.1f}", gain, p] for name, _, gain, _, p in tests]
     return table(["left out", "sizes are apart by", "more than with all adjustments", "p, corrected"], rows)
 
