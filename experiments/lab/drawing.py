@@ -279,7 +279,8 @@ def gains(results, folder, groups):
     groups = {name: group for name, group in groups.items() if results.values(group[0][0])}
     looks = [colours[value] if x == variant else COLOURS[4] for (x, value), *_ in groups.values()]
     draw_bars(right, results, {name: group[:2] for name, group in groups.items()}, looks)
-    right.set(title=f"({letters[-1]}) gain from EWMA, by game", ylabel=label_of(results))
+    by = ", by game" * (len(results.games) > 1)
+    right.set(title=f"({letters[-1]}) gain from EWMA{by}", ylabel=label_of(results))
     says = [says for *_, says in groups.values()] + [f"({letters[-1]}): {about_bars(results)}"]
     save(figure, folder, results.experiment, about(results), *says, runs_shown(results))
     if not games:
