@@ -2,6 +2,7 @@
 
 python experiments/noise_scale.py RUN_DIR
 python experiments/noise_scale.py EARLY_RUN LATER_RUN --frames 131072
+python experiments/noise_scale.py RUN_DIR --script my_ppo_ewma.py    # for your own environment (patches/README.md)
 
 Batch size-invariance holds for batches that are small enough, where noise dominates the gradient. The noise scale says
 how small: B = tr(Sigma) / |G|^2 frames (McCandlish et al., 2018, arXiv:1812.06162), where G is the true gradient and
@@ -26,6 +27,7 @@ Adam divides each weight's gradient by its size; the noise scale leaves that out
 import math
 import sys
 from collections import namedtuple
+from pathlib import Path
 from types import SimpleNamespace
 
 from lab.common import Parser, fail, load_script, number, read_checkpoint  # checks packages
@@ -37,6 +39,7 @@ from scipy import stats
 from tqdm import tqdm
 
 from evaluate import ALL_LEVELS, load_run
+from lab.catalogue import RANGES
 
 ENVIRONMENTS = 64  # at most; the gradients' dot products are taken between them
 LATEST_START = 500  # environments start to record after 0 to so many steps; Procgen's longest episode has 1,000
@@ -49,12 +52,15 @@ def parse_args():
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("run_dirs", metavar="RUN_DIR", nargs="+", help="folders of runs, or checkpoint files")
+    add("--script", type=Path, metavar="FILE", help="that trained them, if it is a patched one")
     add("--frames", type=number(int, 1, 2**20), default=32768, help="to collect, 12 KB of memory each (32768)")
     add("--seed", type=number(int, 0, ALL_LEVELS), default=1, help="of levels and actions (1)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if there is one")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         fail("--device cuda: PyTorch finds no CUDA device; use cpu or auto")
+    if args.script and not args.script.is_file():
+        fail(f"--script {args.script}: there is no such file")
     return args
 
 
@@ -210,23 +216,45 @@ def report(results, train, minibatch):
     yield verdict(results, train, minibatch)
 
 
-def load(run_dir, frames, device):
+def load_patched(run_dir, path, device):
+    """As load_run, for a script that is none of the five."""
+    saved = read_checkpoint(run_dir, scripts=None)
+    train = SimpleNamespace(**saved["args"])
+    try:
+        module = load_script(path.stem, path)
+        if saved["format"] != module.CHECKPOINT_FORMAT:
+            raise ValueError("another format")
+        module.check_flags(train)  # finds out about the environment, too
+        agent = module.Agent(train.channels, *([train.arch] if hasattr(train, "arch") else []))
+        agent.load_state_dict(saved["agent"])
+    except Exception as error:
+        fail(f"{run_dir}: does not fit --script {path} ({type(error).__name__})")
+    return agent.to(device), module, train, saved
+
+
+def load(run_dir, script, frames, device):
     """A run's agent and what else is needed of it, checked."""
-    agent, script, train, global_step = load_run(run_dir, device)
-    module, saved = load_script(script), read_checkpoint(run_dir)
+    if script:
+        agent, module, train, saved = load_patched(run_dir, script, device)
+    else:
+        saved = read_checkpoint(run_dir, scripts=None)
+        if (game := saved["args"].get("env_id")) not in RANGES:
+            fail(f"{run_dir}: {game!r:.40} is no game of Procgen; --script must name the script that trained it")
+        agent, name, train, _ = load_run(run_dir, device)
+        module = load_script(name)
     if saved.pop("digest", None) != module.digest(saved):
         fail(f"{run_dir}: is damaged, or was changed after it was written")
     if frames < 8 * train.num_steps:
         fail(f"--frames {frames}: must be {8 * train.num_steps} or more, 8 rollouts of {run_dir}")
-    game = f"{train.env_id}, {train.distribution_mode}, seed {train.seed}"
-    title = f"{script}.py on {game}, after {global_step:,} steps: {run_dir}"
+    game = ", ".join([train.env_id, *([] if script else [train.distribution_mode]), f"seed {train.seed}"])
+    title = f"{saved['script']}.py on {game}, after {saved['global_step']:,} steps: {run_dir}"
     return agent, module, train, saved["return_stats"], title
 
 
 def main():
     args = parse_args()
     device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
-    runs = [load(run_dir, args.frames, device) for run_dir in args.run_dirs]
+    runs = [load(run_dir, args.script, args.frames, device) for run_dir in args.run_dirs]
     for place, (agent, module, train, return_stats, title) in enumerate(runs):
         rollouts, minibatch = args.frames // train.num_steps, train.num_envs * train.num_steps // train.num_minibatches
         envs = min(ENVIRONMENTS, rollouts)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import math
 import re
+import subprocess
 import sys
 from types import SimpleNamespace
 from unittest import mock
@@ -162,6 +163,27 @@ def test_several_as_a_user_would(runs):
     assert (code, err) == (0, "")
     assert [text.count("policy") >= 1 for text in out.split("\n\n")] == [True, True]
     assert "ppo.py on" in out.split("\n\n")[0] and "ppg.py on" in out.split("\n\n")[1]
+
+
+def test_a_patched_script_for_another_environment(tmp_path, runs):
+    """On CartPole, whose patched script only the user has."""
+    script = tmp_path / "my_ppg_ewma.py"
+    words = ["patch", "--silent", "-o", script, ROOT / "ppg_ewma.py", ROOT / "patches/gymnasium.patch"]
+    subprocess.run(words, check=True)
+    flags = "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --num-minibatches 2 --channels 8 --total-timesteps 64"
+    words = [sys.executable, script, *flags.split(), *"--n-pi 1 --aux-rollouts 4 --device cpu --run-dir run".split()]
+    subprocess.run(words, check=True, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    code, out, err = call(tmp_path / "run", "--script", script, *FRAMES)
+    assert (code, err) == (0, "") and out.startswith("my_ppg_ewma.py on CartPole-v1, seed 1, after 64 steps")
+    assert list(rows(out)) == ["policy", "value"] and "16" in rows(out)["policy"][2]
+    for flags, message in [
+        ([tmp_path / "run"], "--script must name the script"),
+        ([tmp_path / "run", "--script", tmp_path / "nowhere.py"], "there is no such file"),
+        ([tmp_path / "run", "--script", ROOT / "README.md"], "does not fit --script"),
+        ([runs / "ppo", "--script", script], "--env-id chaser"),
+    ]:
+        code, out, err = call(*flags)
+        assert (code, out, err.count("\n")) == (2, "", 1) and message in err, (flags, err)
 
 
 def plain_gradients(agent, saved, kept, shared):

@@ -76,16 +76,16 @@ def written(flag, path):
             temporary.unlink()
 
 
-def load_script(name):
-    """One of the five scripts as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
+def load_script(name, path=None):
+    """One of the five scripts as a module, or the script at another path."""
+    spec = importlib.util.spec_from_file_location(name, path or ROOT / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def read_checkpoint(path):
-    """A checkpoint, from its file or its run's folder. weights_only: code that it may hold is never run."""
+def read_checkpoint(path, scripts=SCRIPTS):
+    """A checkpoint, from its file or its run's folder, of these scripts. weights_only: code in it is never run."""
     import torch  # here, because it takes seconds and most commands do without
 
     path = Path(path)
@@ -105,6 +105,6 @@ def read_checkpoint(path):
             raise TypeError("something is of another type")
     except Exception as error:
         fail(f"{path}: is damaged, or no checkpoint of ours ({type(error).__name__})")
-    if saved["script"] not in SCRIPTS:
-        fail(f"{path}: was written by {saved['script']!r:.40}, which is none of {', '.join(SCRIPTS)}")
+    if scripts and saved["script"] not in scripts:
+        fail(f"{path}: was written by {saved['script']!r:.40}, which is none of {', '.join(scripts)}")
     return saved
