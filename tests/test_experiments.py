@@ -570,22 +570,25 @@ def test_packages_that_are_missing(name):
 
 
 def test_curves_of_any_runs(tmp_path):
-    for label, slope in (("a", 1), ("b", 2)):
-        for seed in (1, 2):
+    for label, slope, seeds in (("a", 1, 2), ("b", 2, 2), ("many", 0, 7)):
+        for seed in range(1, seeds + 1):
             writer = SummaryWriter(tmp_path / f"{label}_{seed}")
             for step in range(100, 1001, 100):
                 writer.add_scalar(RETURN, slope * step + seed, step)
             writer.close()
     (tmp_path / "theirs.csv").write_text("# a comment\nrun,step,return\n1,250,3\n1,950,4\n")
-    words = [f"A={tmp_path}/a_*", f"B={tmp_path}/b_2", f"theirs={tmp_path}/theirs.csv"]
+    words = [f"A={tmp_path}/a_*", f"B={tmp_path}/b_2", f"theirs={tmp_path}/theirs.csv", f"many={tmp_path}/many_*"]
     run(figures_program, "curves", *words, "--out", tmp_path / "out" / "all")
     table = pd.read_csv(tmp_path / "out" / "all.csv")
+    table, many = table[table["label"] != "many"], table[table["label"] == "many"]
+    assert len(many) == 70
     assert len(table) == 30 and set(table["run"]) == {"a_1", "a_2", "b_2"} and set(table["label"]) == {"A", "B"}
     assert table[(table["run"] == "a_2") & (table["step"] == 300)]["return"].item() == 302
     assert (tmp_path / "out" / "all.md").read_text() == (
         "|  | 250 steps | 950 steps | at the end |\n| --- | --- | --- | --- |\n"
         "| A | 251.0 / 252.0 | 951.0 / 952.0 | 1001.0 / 1002.0 |\n"
         "| B | 502.0 | 1902.0 | 2002.0 |\n| theirs | 3.0 | 4.0 | 4.0 |\n"
+        "| many | 4.0 ± 2.2 | 4.0 ± 2.2 | 4.0 ± 2.2 |\n"  # 1 to 7
     )
     text = check_picture(tmp_path / "out" / "all.png", "#E69F00")
     assert "A (2 runs)" in text and "B (1 run)" in text and "theirs" in text

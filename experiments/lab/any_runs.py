@@ -16,6 +16,7 @@ from lab.reporting import table
 from lab.runs import read_table, write_csv
 
 AUTHORS = ROOT / "results/authors_hard.csv"  # PPO and PPG on each game, hard mode, all levels; it names the source
+MANY = 6  # runs that a table does not list one by one
 STEPS = {"1m": 1_000_000, "2m": 2_000_000, "4m": 4_000_000, "8m": 8_000_000, "final": 100_000_000}
 
 
@@ -133,7 +134,10 @@ def draw_reference(axes, reference, begin, end):
 
 
 def table_of_returns(curves):
-    """Return of every run at the steps of a file, or, without one, at quarters of the shortest run; and at its end."""
+    """Return of every run at the steps of a file, or, without one, at quarters of the shortest run; and at its end.
+
+    Of many runs, mean and standard deviation.
+    """
     given = sorted(set(curves.loc[~curves["measured"], "step"]))
     end = curves[curves["measured"]].groupby(["label", "run"])["step"].max().min()
     steps, rows = given or [end * quarter // 4 for quarter in (1, 2, 3)], []
@@ -141,5 +145,12 @@ def table_of_returns(curves):
         runs = [run for _, run in group.groupby("run")]
         cells = [[np.interp(step, run["step"], run["return"], right=np.nan) for run in runs] for step in steps]
         cells.append([run["return"].iloc[-1] for run in runs])
-        rows.append([label, *(" / ".join(f"{x:.1f}" for x in cell if not np.isnan(x)) for cell in cells)])
+        rows.append([label, *map(cell_of_returns, cells)])
     return table(["", *(f"{x:,.0f} steps" for x in steps), "at the end"], rows) + "\n"
+
+
+def cell_of_returns(returns):
+    known = [x for x in returns if not np.isnan(x)]
+    if len(known) > MANY:
+        return f"{np.mean(known):.1f} ± {np.std(known, ddof=1):.1f}"
+    return " / ".join(f"{x:.1f}" for x in known)

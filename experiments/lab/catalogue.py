@@ -119,6 +119,7 @@ SCALES = {
         ages=[0, 1, 2, 4, 8, 16],
         grid=3,
         invariant="ppo",
+        beyond=("eight-minibatches",),
         points=25,
     ),
     "smoke": Scale(
@@ -282,6 +283,11 @@ def ewma(scale):
     if "as-old-as-ppo" in scale.beyond:
         # With one epoch of 8 minibatches, PPO's old policy is 3.5 steps old on average. Is it the age that matters?
         yield "as-old-as-ppo", "ppo-ewma", *algorithm(scale, "ppo", ewma=True, prox_com=3.5)
+    if "eight-minibatches" in scale.beyond:
+        # With 3 epochs of 4 minibatches it is 5.5 steps old. As in the paper, 11.5; the step size by the rule.
+        flags = {"num_minibatches": 8, "learning_rate": round(1e-3 / 2**0.5, 6)}
+        yield "eight-minibatches", "ppo", *algorithm(scale, "ppo", **flags)
+        yield "eight-minibatches", "ppo-ewma", *algorithm(scale, "ppo", ewma=True, **flags)
 
 
 def linear_lr(scale):
@@ -314,6 +320,7 @@ SAME_AGE = "Hollow: 64 environments, their average as young as that of the fille
 OLD = "As old as PPO's: an average as old as PPO's old policy, 3.5 steps."
 BASE_PPO, PPO_EWMA, BASE_PPG, PPG_EWMA = (("algorithms", name) for name in ALGORITHMS)
 AS_OLD = ("as-old-as-ppo", "ppo-ewma")
+EIGHT_PPO, EIGHT_EWMA = (("eight-minibatches", name) for name in ("ppo", "ppo-ewma"))
 
 EXPERIMENTS = {
     "staleness": Experiment(
@@ -388,6 +395,7 @@ EXPERIMENTS = {
                 "PPO-EWMA\nminus PPO": (PPO_EWMA, BASE_PPO, ""),
                 "PPG-EWMA\nminus PPG": (PPG_EWMA, BASE_PPG, ""),
                 "as old as PPO's,\nminus PPO": (AS_OLD, BASE_PPO, OLD),
+                "8 minibatches:\nPPO-EWMA minus PPO": (EIGHT_EWMA, EIGHT_PPO, ""),
             },
         },
         tests={
@@ -398,6 +406,7 @@ EXPERIMENTS = {
                     ("ppg-ewma", "ppg", [(PPG_EWMA, BASE_PPG)]),
                     ("ppo-ewma as-old-as-ppo", "ppo", [(AS_OLD, BASE_PPO)]),
                     ("ppo-ewma as-old-as-ppo", "ppo-ewma", [(AS_OLD, PPO_EWMA)]),
+                    ("ppo-ewma eight-minibatches", "ppo eight-minibatches", [(EIGHT_EWMA, EIGHT_PPO)]),
                 ],
             )
         },
