@@ -7,9 +7,11 @@ from statistics import mean, stdev
 
 from annotate import BuildError, to_html
 
-# The order on the page, which is that of results/README.md; others follow.
-FIRST = "learning batch-size batch-size_advantage_std minatar_batch-size".split()
-FIRST += ["minatar_why", "minatar_batch-size_advantage_std", "staleness", "ewma", "bf16"]
+# The order on the page, which is that of the texts in results/; others follow.
+ORDER = "learning minatar_batch-size minatar_why minatar_sgd minatar_batch-size_advantage_std".split()
+ORDER += "cartpole minatar_staleness minatar_ewma bf16".split()
+ORDER += "batch-size batch-size_advantage_std staleness ewma".split()
+TEXTS = ["README.md", "FIRST.md"]  # of results/
 CROSSES = {"learning": ("authors_ppo", "authors’ PPO, full size")}  # a table of single points, drawn as crosses
 SETTINGS = ("game", "variant", "value")
 
@@ -31,7 +33,7 @@ def experiments(folder, claims):
                 found[name] = experiment(name, rows, measured, path, folder, claims.get(name))
             except (TypeError, ValueError, KeyError) as error:
                 raise BuildError(f"{path}: not a table of learning curves ({error})") from None
-    order = sorted(found, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
+    order = sorted(found, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
     return [found[name] for name in order]
 
 
@@ -68,7 +70,7 @@ def experiment(name, rows, measured, path, folder, claim):
         "words": to_html("".join(re.findall(r"^Words: (.*\n)", claim["body"], re.M))) if claim else "",
         "settings": settings(claim["body"], {curve["variant"] for curve in curves}) if claim else "",
         "table": table(path.with_name(f"{path.stem}_runs.csv"), curves, steps, claim["labels"] if claim else {}),
-        "findings": findings(folder / "README.md", path.relative_to(folder).with_suffix(""), claim and claim["about"]),
+        "findings": findings(folder, path.relative_to(folder).with_suffix(""), claim and claim["about"]),
     }
 
 
@@ -122,12 +124,12 @@ def how(folder):
     return {"scale": to_html(scale[1]) if scale else "", "waiting": waiting}
 
 
-def findings(path, figure, about):
-    """What results/README.md says about it: of the section that shows its figure, the paragraphs that begin in bold;
-    where that section is another's, those with the word that claims.md gives."""
-    if not path.exists():
-        return ""
-    for section in re.split(r"^## ", path.read_text(), flags=re.M)[1:]:
+def findings(folder, figure, about):
+    """What the texts say about it: of the section that shows its figure, the paragraphs that begin in bold; where that
+    section is another's, those with the word that claims.md gives."""
+    paths = [folder / name for name in TEXTS]
+    text = "\n\n".join(path.read_text() for path in paths if path.exists())
+    for section in re.split(r"^## ", text, flags=re.M)[1:]:
         if re.search(rf"\({re.escape(str(figure))}\.(md|png)\)", section):
             section = re.sub(r"<!--.*?-->", "", section, flags=re.S)
             section = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section)  # links, of that file

@@ -88,7 +88,7 @@ def unmarked_numbers(text):
     return Counter(re.findall(r"(?<![\w.])\d[\d,.]*(?<![,.])%?", text))
 
 
-@pytest.mark.parametrize("page", ["README.md", "REFERENCE.md", "results/README.md", "experiments/README.md"])
+@pytest.mark.parametrize("page", FREE)
 def test_every_other_number_is_a_known_one(page):
     """If it comes from results, mark it; if not, list it in FREE."""
     found = unmarked_numbers(PAGES[page])
@@ -137,7 +137,7 @@ def test_the_table_of_speeds_follows_from_its_csv():
     assert speeds.set_index("name")["time_over_base"]["ppg_ewma"] == pytest.approx(1, abs=0.005)
 
 
-# What results/README.md says in words about the results. If one of these fails, read that page again.
+# What results/README.md and FIRST.md say in words about the results. If one of these fails, read that page again.
 
 
 def test_the_words_on_batch_size():

@@ -28,7 +28,8 @@ from lab.inference import within  # noqa: E402
 from lab.reporting import apart, difference_cells, differences, overview, same, strata_of, table  # noqa: E402
 from lab.runs import Results  # noqa: E402
 
-FILES = [ROOT / name for name in ("README.md", "REFERENCE.md", "results/README.md", "experiments/README.md")]
+FILES = ["README.md", "REFERENCE.md", "results/README.md", "results/FIRST.md", "experiments/README.md"]
+FILES = [ROOT / name for name in FILES]
 RESULTS = ROOT / "results"
 BLOCK = re.compile(r"(<!-- quote: ([\w -]+) -->\n)((?:(?!<!-- ).)*)(<!-- end -->)", re.S)
 BOOKKEEPING = r'\s*($|"""|stats\[|state.prox_age = )'  # in the idea, left out
@@ -133,8 +134,8 @@ def play():
     return table(["policy", "levels", "episodes", "mean return", "95% interval"], rows)
 
 
-def staleness_differences():
-    rows, runs = [], results("staleness")
+def staleness_differences(folder=""):
+    rows, runs = [], results("staleness", folder)
     for other in ("recent", "behavior"):
         cells = [f"decoupled minus {other}"]
         for column in ("final_return", "mean_return"):
@@ -169,14 +170,24 @@ def minatar_ranges():
     return table(["left out", "sizes are apart by", "more than with all adjustments", "p, corrected"], rows)
 
 
+GAINS = [("ppo-ewma", "ppo"), ("ppg-ewma", "ppg")]
+
+
 def ewma_differences():
     old, pairs = ("as-old-as-ppo", "ppo-ewma"), []
-    for first, second in [("ppo-ewma", "ppo"), ("ppg-ewma", "ppg")]:
+    for first, second in GAINS:
         pairs.append(([f"{first} minus {second}"], ("algorithms", first), ("algorithms", second)))
     for other in ("ppo", "ppo-ewma"):
         pairs.append(([f"ppo-ewma as-old-as-ppo, minus {other}"], old, ("algorithms", other)))
     columns = ("final_normalised_return", "mean_normalised_return")
     return differences(results("ewma"), ["normalised return"], pairs, columns)
+
+
+def minatar_ewma_differences():
+    pairs = [([f"{x} minus {y}"], ("algorithms", x), ("algorithms", y)) for x, y in GAINS]
+    (x, y), eight = GAINS[0], "eight-minibatches"
+    pairs.append(([f"{x} minus {y}, 8 minibatches"], (eight, x), (eight, y)))
+    return differences(results("ewma", "minatar"), ["return"], pairs, ("final_return", "mean_return"), 1)
 
 
 def speed():
@@ -200,6 +211,11 @@ BLOCKS = {
     "batch-size differences": batch_size_differences,
     "minatar returns": lambda: overview(results("batch-size", "minatar"), "final_return"),
     "minatar ranges": minatar_ranges,
+    "minatar staleness returns": lambda: overview(results("staleness", "minatar"), "final_return"),
+    "minatar staleness over the whole run": lambda: overview(results("staleness", "minatar"), "mean_return"),
+    "minatar staleness differences": lambda: staleness_differences("minatar"),
+    "minatar ewma returns": lambda: overview(results("ewma", "minatar"), "final_return"),
+    "minatar ewma differences": minatar_ewma_differences,
     "ewma returns": lambda: overview(results("ewma"), "final_return"),
     "ewma differences": ewma_differences,
     "speed": speed,
