@@ -23,9 +23,10 @@ import pandas as pd
 from helpers import ROOT, SCRIPTS, load, parse
 
 sys.path.insert(0, str(ROOT / "experiments"))
+import lab.minatar  # noqa: E402
 from lab.catalogue import runs_of  # noqa: E402
 from lab.inference import within  # noqa: E402
-from lab.reporting import apart, difference_cells, differences, overview, same, strata_of, table  # noqa: E402
+from lab.reporting import apart, difference_cells, differences, overview, report, same, strata_of, table  # noqa: E402
 from lab.runs import Results  # noqa: E402
 
 FILES = ["README.md", "REFERENCE.md", "results/README.md", "results/FIRST.md", "experiments/README.md"]
@@ -223,6 +224,22 @@ BLOCKS = {
 
 
 @cache
+def random_return(game, episodes=500):
+    """Of MinAtar."""
+    env, returns = lab.minatar.gym.make(game), []
+    env.action_space.seed(1)
+    for seed in range(episodes):
+        env.reset(seed=seed)
+        returns.append(0)
+        ended = False
+        while not ended:
+            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            returns[-1] += reward
+            ended = terminated or truncated
+    return np.mean(returns)
+
+
+@cache
 def numbers():
     """What sentences quote, by name."""
     found, names = {}, ("staleness", "batch-size", "ewma")
@@ -285,6 +302,25 @@ def numbers():
     why = why[why["step"] > 0.9 * why.groupby("run")["step"].transform("max")]
     why = why.groupby(["label", "run"])["return"].mean().groupby("label").mean()
     found |= {f"why {label}": f"{x:.1f}" for label, x in why.items()}
+
+    for name in ("staleness", "ewma"):
+        runs = results(name, "minatar")
+        found |= {f"minatar {name} runs": len(runs.runs), f"minatar {name} hours": f"{runs.hours:.1f}"}
+    found["minatar times shorter"] = f"{paper['total-timesteps'] / runs.runs[0].flags['total-timesteps']:.0f}"
+    found["minatar random"] = f"{random_return('space_invaders'):.1f}"
+    runs = results("staleness", "minatar")
+    rows = runs.rows.astype({"value": int}).groupby(["variant", "value"])
+    final, clipped = rows["final_return"], rows["clip_fraction"].median()
+    lost = 1 - final.mean() / final.mean()["decoupled", 0]
+    low = final.agg(lambda x: (x < random_return("space_invaders")).sum())
+    found |= {f"minatar lost {age}": f"{lost['decoupled', age]:.0%}" for age in (2, 4, 8, 16)}
+    found |= {f"minatar behavior lost {age}": f"{lost['behavior', age]:.0%}" for age in (1, 16)}
+    found |= {f"minatar behavior clipped {age}": f"{clipped['behavior', age]:.0%}" for age in (1, 16)}
+    found |= {f"minatar recent low {age}": low["recent", age] for age in (4, 8)}
+    found |= {"minatar recent lost 2": f"{lost['recent', 2]:.0%}"}
+    found["minatar fresh clipped"] = f"{clipped['decoupled', 0]:.0%}"
+    together = re.search(r"\| decoupled \| recent, all ages \|(?:[^|]*\|){3} ([\de.-]+) \|", report(runs))
+    found["minatar decoupled p"] = together[1]
 
     epochs, ours = parse("ppo")[0].epochs, results("ewma").runs[0].flags["epochs"]
     ages = [np.mean(np.arange(x * minibatches)) for x in (epochs, ours)]  # of PPO's old policy, over an iteration

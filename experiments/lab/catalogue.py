@@ -395,7 +395,7 @@ EXPERIMENTS = {
                 "PPO-EWMA\nminus PPO": (PPO_EWMA, BASE_PPO, ""),
                 "PPG-EWMA\nminus PPG": (PPG_EWMA, BASE_PPG, ""),
                 "as old as PPO's,\nminus PPO": (AS_OLD, BASE_PPO, OLD),
-                "8 minibatches:\nPPO-EWMA minus PPO": (EIGHT_EWMA, EIGHT_PPO, ""),
+                "PPO-EWMA\nminus PPO,\n8 minibatches": (EIGHT_EWMA, EIGHT_PPO, ""),
             },
         },
         tests={
