@@ -97,7 +97,9 @@ def test_every_other_number_is_a_known_one(page):
 
 
 @pytest.mark.parametrize(
-    "name, runs", [("staleness", 48), ("ewma", 45), ("batch-size", 72), ("minatar/batch-size", 460)]
+    "name, runs",
+    [("staleness", 48), ("ewma", 45), ("batch-size", 72)]
+    + [("minatar/batch-size", 460), ("minatar/staleness", 320), ("minatar/ewma", 120)],
 )
 def test_an_experiment_is_complete_and_its_report_follows_from_its_tables(name, runs):
     path = RESULTS / f"{name}.md"
@@ -170,6 +172,31 @@ def test_the_words_on_minatar():
     assert {name for name, x in p.items() if float(x) < 0.05} == {"no-step-size", "no-ewma-adjustment", "no-ewma"}
     one = results.rows[results.rows["value"] == "1"].groupby("variant")["final_return"].mean() / every[0].mean()
     assert one["no-step-size"] < 0.05 and 0.45 < one["no-ewma-adjustment"] < 0.55 and 0.3 < one["no-ewma"] < 0.5
+
+
+def test_the_words_on_stale_data_on_minatar():
+    runs = Results.of_csv("staleness", RESULTS / "minatar").all_rows.astype({"value": int})
+    final, whole = (runs.groupby(["variant", "value"])[x].mean().unstack() for x in ("final_return", "mean_return"))
+    lost = 1 - final / final.loc["decoupled", 0]
+    assert lost.loc["decoupled", 1] < 0.02 and lost.loc["behavior", [1, 2, 4, 8, 16]].is_monotonic_increasing
+    assert runs[runs["variant"] == "behavior"]["final_return"].min() > update_readme.random_return("space_invaders")
+    above = whole.loc["decoupled"] - whole.loc["behavior"]  # faster; in the end level; with older data, below
+    assert (above[[1, 2, 4]] > 0.3).all() and (above[[8, 16]] < -0.5).all()
+    cells = [row.split(" | ") for row in (RESULTS / "minatar/staleness.md").read_text().splitlines()]
+    interval = {row[0]: row[3].split(" to ") for row in reversed(cells) if row[1:2] and row[1].startswith("behavior ")}
+    interval = {name[-2:].strip(): tuple(map(float, x)) for name, x in interval.items()}
+    assert all(low < 0 < high for low, high in (interval[age] for age in "124"))
+    assert all(high < 0 for _, high in (interval[age] for age in ("8", "16")))
+
+
+def test_the_words_on_ewma_on_minatar():
+    rows = [row.strip("| ").split(" | ") for row in update_readme.minatar_ewma_differences().splitlines()[2:]]
+    for _, end, interval, whole, whole_interval in rows:  # a little below, level; chance can explain it
+        assert float(end) < 0 and abs(float(whole)) < 0.5
+        for text in (interval, whole_interval):
+            low, high = map(float, text.split(" to "))
+            assert low < 0 < high + 0.06
+        assert float(interval.split(" to ")[1]) < 0.05 * 15  # a gain of more than a few percent
 
 
 def test_the_words_on_stale_data():

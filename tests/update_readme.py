@@ -171,6 +171,32 @@ def minatar_ranges():
     return table(["left out", "sizes are apart by", "more than with all adjustments", "p, corrected"], rows)
 
 
+def noise_scales():
+    """As noise_scale.py printed them."""
+    rows = []
+    for game, file in [("CartPole", "cartpole_noise_scale.txt"), ("Space Invaders", "minatar/noise_scale.txt")]:
+        for text in (RESULTS / file).read_text().split("\n\n"):
+            steps = re.search(r"after ([\d,]+) steps", text)[1]
+            losses = re.findall(r"^(?:policy|value) +([\d,]+) +(\S+ to \S+|above \S+)", text, re.M)
+            rows.append([game, steps, *(f"{noise} ({interval})" for noise, interval in losses)])
+    return table(["game", "after steps", "policy loss", "value loss"], rows)
+
+
+def ends(name):
+    """{label: final returns} of curves that no sweep made."""
+    curves = pd.read_csv(RESULTS / f"{name}.csv", dtype={"label": str})
+    late = curves[curves["step"] > 0.9 * curves.groupby("run")["step"].transform("max")]
+    late = late.groupby(["label", "run"], sort=False)["return"].mean().groupby("label", sort=False)
+    return {label: x.to_numpy() for label, x in late}
+
+
+def cartpole_returns():
+    found = ends("cartpole")
+    sizes, cells = [int(label.split()[0]) for label in found], found.values()
+    cells = ["return at the end", *(f"{x.mean():.0f} ± {x.std(ddof=1):.0f}" for x in cells)]
+    return table(["environments", *sizes], [["frames of a minibatch", *(4 * size for size in sizes)], cells])
+
+
 GAINS = [("ppo-ewma", "ppo"), ("ppg-ewma", "ppg")]
 
 
@@ -212,6 +238,8 @@ BLOCKS = {
     "batch-size differences": batch_size_differences,
     "minatar returns": lambda: overview(results("batch-size", "minatar"), "final_return"),
     "minatar ranges": minatar_ranges,
+    "noise scales": noise_scales,
+    "cartpole returns": cartpole_returns,
     "minatar staleness returns": lambda: overview(results("staleness", "minatar"), "final_return"),
     "minatar staleness over the whole run": lambda: overview(results("staleness", "minatar"), "mean_return"),
     "minatar staleness differences": lambda: staleness_differences("minatar"),
@@ -298,10 +326,19 @@ def numbers():
     for variant, size in [("all", "64"), ("all", "1"), ("no-ewma-adjustment", "1")]:
         found[f"minatar clipped {variant} {size}"] = f"{clipped[variant, size]:.0%}"
     found["minatar swing"] = f"{rows['advantage_swing'].median()['no-adv-norm', '1']:.0f}"
-    why = pd.read_csv(RESULTS / "minatar/why.csv")
-    why = why[why["step"] > 0.9 * why.groupby("run")["step"].transform("max")]
-    why = why.groupby(["label", "run"])["return"].mean().groupby("label").mean()
-    found |= {f"why {label}": f"{x:.1f}" for label, x in why.items()}
+    found |= {f"why {label}": f"{x.mean():.1f}" for label, x in ends("minatar/why").items()}
+    largest, smallest = ends("minatar/sgd").values()
+    found |= {"sgd 64": f"{largest.mean():.1f}", "sgd 1": f"{smallest.mean():.1f}"}
+    found["sgd below"] = f"{1 - smallest.mean() / largest.mean():.0%}"
+    curve = runs.points[runs.points["variant"] == "all"].groupby(["value", "step"])["return"].mean()
+    step = np.interp(largest.mean(), curve["64"], curve["64"].index)  # when 64 environments with Adam are as far
+    found["adam 1 then"] = f"{np.interp(step, curve['1'].index, curve['1']):.1f}"
+    sizes = {int(label.split()[0]): x for label, x in ends("cartpole").items()}
+    found["cartpole within"] = f"{within([sizes[size] for size in (16, 4, 1)]):.0f}"
+    found |= {f"cartpole below {size}": f"{1 - sizes[size].mean() / sizes[16].mean():.0%}" for size in (64, 256)}
+    slow = {label: x.mean() for label, x in ends("minatar/slow").items()}
+    fresh = slow.pop("fresh")
+    found |= {f"slow {label}": f"{1 - x / fresh:.0%}" for label, x in slow.items()}
 
     for name in ("staleness", "ewma"):
         runs = results(name, "minatar")
