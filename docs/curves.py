@@ -9,7 +9,7 @@ from annotate import BuildError, to_html
 
 # The order on the page, which is that of the texts in results/; others follow.
 ORDER = "learning minatar_batch-size minatar_why minatar_sgd minatar_batch-size_advantage_std".split()
-ORDER += "cartpole minatar_staleness minatar_ewma bf16".split()
+ORDER += "cartpole_sgd cartpole cartpole_betas minatar_staleness minatar_slow minatar_ewma bf16".split()
 ORDER += "batch-size batch-size_advantage_std staleness ewma".split()
 TEXTS = ["README.md", "FIRST.md"]  # of results/
 CROSSES = {"learning": ("authors_ppo", "authors’ PPO, full size")}  # a table of single points, drawn as crosses
@@ -118,6 +118,7 @@ def how(folder):
     """How the runs were made, as results/README.md says, and whether some still wait for those of results/PLAN.md."""
     path = folder / "README.md"
     text = re.sub(r"<!--.*?-->", "", path.read_text(), flags=re.S) if path.exists() else ""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)  # links, of that file
     scale = re.search(r"^- \*\*Scale\.\*\* (.*?)(?=^- |\n\n)", text, re.S | re.M)
     rows = [row for path in folder.glob("*_runs.csv") for row in read_csv(path)]
     waiting = (folder / "PLAN.md").exists() and any(row.get("scale") == "first" for row in rows)

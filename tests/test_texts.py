@@ -174,6 +174,20 @@ def test_the_words_on_minatar():
     assert one["no-step-size"] < 0.05 and 0.45 < one["no-ewma-adjustment"] < 0.55 and 0.3 < one["no-ewma"] < 0.5
 
 
+def test_the_words_on_where_invariance_ends():
+    adam, sgd = (list(update_readme.ends(name).values()) for name in ("cartpole", "cartpole_sgd"))
+    assert [len(x) for x in adam] == [20] * 5 and [len(x) for x in sgd] == [10] * 5
+    assert told_apart(sgd) == [(0, 1), (0, 2), (0, 3), (0, 4)]  # 256, from each of the others
+    assert len(told_apart(adam)) == 9 and (0, 1) not in told_apart(adam)  # all but 256 and 64
+    assert np.all(np.diff([x.mean() for x in adam]) > 0)  # the smaller the higher
+    for name, near in [("cartpole", 0.2), ("cartpole_sgd", 0.05)]:
+        of_one = [x.mean() for x in update_readme.early(name).values()]
+        of_one = np.array(of_one) / of_one[-1]
+        assert of_one[2:].min() > 1 - near and of_one[:2].max() < of_one[2:].min() - 0.1
+    largest, smallest = update_readme.ends("minatar/sgd").values()
+    assert len(largest) == len(smallest) == 20 and abs(largest.mean() - smallest.mean()) < 0.05 * largest.mean()
+
+
 def test_the_words_on_stale_data_on_minatar():
     runs = Results.of_csv("staleness", RESULTS / "minatar").all_rows.astype({"value": int})
     final, whole = (runs.groupby(["variant", "value"])[x].mean().unstack() for x in ("final_return", "mean_return"))

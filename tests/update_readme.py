@@ -25,7 +25,7 @@ from helpers import ROOT, SCRIPTS, load, parse
 sys.path.insert(0, str(ROOT / "experiments"))
 import lab.minatar  # noqa: E402
 from lab.catalogue import runs_of  # noqa: E402
-from lab.inference import within  # noqa: E402
+from lab.inference import bootstrap_interval, within  # noqa: E402
 from lab.reporting import apart, difference_cells, differences, overview, report, same, strata_of, table  # noqa: E402
 from lab.runs import Results  # noqa: E402
 
@@ -182,19 +182,34 @@ def noise_scales():
     return table(["game", "after steps", "policy loss", "value loss"], rows)
 
 
-def ends(name):
+def ends(name, since=0.9):
     """{label: final returns} of curves that no sweep made."""
     curves = pd.read_csv(RESULTS / f"{name}.csv", dtype={"label": str})
-    late = curves[curves["step"] > 0.9 * curves.groupby("run")["step"].transform("max")]
+    late = curves[curves["step"] > since * curves.groupby("run")["step"].transform("max")]
     late = late.groupby(["label", "run"], sort=False)["return"].mean().groupby("label", sort=False)
     return {label: x.to_numpy() for label, x in late}
 
 
+def lost(stale, fresh, axis=-1):
+    return 1 - np.mean(stale, axis=axis) / np.mean(fresh, axis=axis)
+
+
+def early(name, step=25_600):
+    """{label: returns after so many steps}."""
+    curves = pd.read_csv(RESULTS / f"{name}.csv")
+    runs = curves.groupby(["label", "run"], sort=False)[["step", "return"]]
+    at = runs.apply(lambda run: np.interp(step, run["step"], run["return"])).groupby("label", sort=False)
+    return {label: x.to_numpy() for label, x in at}
+
+
 def cartpole_returns():
-    found = ends("cartpole")
-    sizes, cells = [int(label.split()[0]) for label in found], found.values()
-    cells = ["return at the end", *(f"{x.mean():.0f} ± {x.std(ddof=1):.0f}" for x in cells)]
-    return table(["environments", *sizes], [["frames of a minibatch", *(4 * size for size in sizes)], cells])
+    rows = []
+    for name, file in [("Adam", "cartpole"), ("SGD", "cartpole_sgd")]:
+        for when, found in [("after 25,600 steps", early(file)), ("at the end", ends(file))]:
+            cells = (f"{x.mean():.0f} ± {x.std(ddof=1):.0f}" for x in found.values())
+            rows.append([f"{name}, {when}", *cells])
+    sizes = [int(label.split()[0]) for label in found]
+    return table(["environments", *sizes], [["frames of a minibatch", *(4 * size for size in sizes)], *rows])
 
 
 GAINS = [("ppo-ewma", "ppo"), ("ppg-ewma", "ppg")]
@@ -333,12 +348,13 @@ def numbers():
     curve = runs.points[runs.points["variant"] == "all"].groupby(["value", "step"])["return"].mean()
     step = np.interp(largest.mean(), curve["64"], curve["64"].index)  # when 64 environments with Adam are as far
     found["adam 1 then"] = f"{np.interp(step, curve['1'].index, curve['1']):.1f}"
-    sizes = {int(label.split()[0]): x for label, x in ends("cartpole").items()}
-    found["cartpole within"] = f"{within([sizes[size] for size in (16, 4, 1)]):.0f}"
-    found |= {f"cartpole below {size}": f"{1 - sizes[size].mean() / sizes[16].mean():.0%}" for size in (64, 256)}
-    slow = {label: x.mean() for label, x in ends("minatar/slow").items()}
-    fresh = slow.pop("fresh")
-    found |= {f"slow {label}": f"{1 - x / fresh:.0%}" for label, x in slow.items()}
+    for label, x in ends("cartpole_betas").items():
+        found[f"cartpole betas {label.split()[0]}"] = f"{x.mean():.0f}"
+    slow, whole = ends("minatar/slow"), ends("minatar/slow", since=0)
+    found["slow lost"] = f"{lost(slow['decoupled, 8'], slow['fresh']):.0%}"
+    low, high = bootstrap_interval([slow["decoupled, 8"], slow["fresh"]], lost)
+    found |= {"slow lost from": f"{low:.0%}", "slow lost to": f"{high:.0%}"}
+    found["slow lost on the way"] = f"{lost(whole['decoupled, 8'], whole['fresh']):.0%}"
 
     for name in ("staleness", "ewma"):
         runs = results(name, "minatar")
@@ -347,14 +363,16 @@ def numbers():
     found["minatar random"] = f"{random_return('space_invaders'):.1f}"
     runs = results("staleness", "minatar")
     rows = runs.rows.astype({"value": int}).groupby(["variant", "value"])
-    final, clipped = rows["final_return"], rows["clip_fraction"].median()
-    lost = 1 - final.mean() / final.mean()["decoupled", 0]
+    final, whole, clipped = rows["final_return"], rows["mean_return"].mean(), rows["clip_fraction"].median()
+    share = 1 - final.mean() / final.mean()["decoupled", 0]
     low = final.agg(lambda x: (x < random_return("space_invaders")).sum())
-    found |= {f"minatar lost {age}": f"{lost['decoupled', age]:.0%}" for age in (2, 4, 8, 16)}
-    found |= {f"minatar behavior lost {age}": f"{lost['behavior', age]:.0%}" for age in (1, 16)}
+    found |= {f"minatar lost {age}": f"{share['decoupled', age]:.0%}" for age in (2, 4, 8, 16)}
+    found |= {f"minatar behavior lost {age}": f"{share['behavior', age]:.0%}" for age in (1, 16)}
+    for age in (2, 8):
+        found[f"minatar lost on the way {age}"] = f"{1 - whole['decoupled', age] / whole['decoupled', 0]:.0%}"
     found |= {f"minatar behavior clipped {age}": f"{clipped['behavior', age]:.0%}" for age in (1, 16)}
     found |= {f"minatar recent low {age}": low["recent", age] for age in (4, 8)}
-    found |= {"minatar recent lost 2": f"{lost['recent', 2]:.0%}"}
+    found |= {"minatar recent lost 2": f"{share['recent', 2]:.0%}"}
     found["minatar fresh clipped"] = f"{clipped['decoupled', 0]:.0%}"
     together = re.search(r"\| decoupled \| recent, all ages \|(?:[^|]*\|){3} ([\de.-]+) \|", report(runs))
     found["minatar decoupled p"] = together[1]
