@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "experiments"))
 import lab.minatar  # noqa: E402
 from lab.catalogue import runs_of  # noqa: E402
 from lab.inference import bootstrap_interval, within  # noqa: E402
-from lab.reporting import apart, difference_cells, differences, overview, report, same, strata_of, table  # noqa: E402
+from lab.reporting import apart, difference_cells, differences, overview, same, strata_of, table  # noqa: E402
 from lab.runs import Results  # noqa: E402
 
 FILES = ["README.md", "REFERENCE.md", "results/README.md", "results/FIRST.md", "experiments/README.md"]
@@ -338,8 +338,15 @@ def numbers():
     found["minatar within but for 1"] = f"{within(every[:-1]):.1f}"
     rows = runs.rows.groupby(["variant", "value"])
     clipped = rows["clip_fraction"].median()
-    for variant, size in [("all", "64"), ("all", "1"), ("no-ewma-adjustment", "1")]:
+    for variant, size in [("all", "64"), ("no-ewma-adjustment", "1"), ("no-ewma", "64"), ("no-ewma", "1")]:
         found[f"minatar clipped {variant} {size}"] = f"{clipped[variant, size]:.0%}"
+    final, whole = rows["final_return"].mean(), rows["mean_return"].mean()
+    found["minatar left no-step-size"] = f"{final['no-step-size', '1']:.1f}"
+    for variant in ("no-ewma-adjustment", "no-ewma"):
+        found[f"minatar of 64 {variant}"] = f"{final[variant, '1'] / final[variant, '64']:.0%}"
+    found["minatar behind 4"] = f"{1 - whole['all', '4'] / whole['all', '64']:.0%}"
+    found["minatar adv-norm behind 1"] = f"{1 - whole['no-adv-norm', '1'] / whole['all', '1']:.0%}"
+    found["minatar gain at 64"] = f"{final['all', '64'] - final['no-ewma', '64']:.1f}"
     found["minatar swing"] = f"{rows['advantage_swing'].median()['no-adv-norm', '1']:.0f}"
     found |= {f"why {label}": f"{x.mean():.1f}" for label, x in ends("minatar/why").items()}
     largest, smallest = ends("minatar/sgd").values()
@@ -354,6 +361,8 @@ def numbers():
     found["slow lost"] = f"{lost(slow['decoupled, 8'], slow['fresh']):.0%}"
     low, high = bootstrap_interval([slow["decoupled, 8"], slow["fresh"]], lost)
     found |= {"slow lost from": f"{low:.0%}", "slow lost to": f"{high:.0%}"}
+    found["slow behavior lost"] = f"{lost(slow['behavior, 8'], slow['fresh']):.0%}"
+    found["slow behavior lost on the way"] = f"{lost(whole['behavior, 8'], whole['fresh']):.0%}"
     found["slow lost on the way"] = f"{lost(whole['decoupled, 8'], whole['fresh']):.0%}"
 
     for name in ("staleness", "ewma"):
@@ -374,8 +383,6 @@ def numbers():
     found |= {f"minatar recent low {age}": low["recent", age] for age in (4, 8)}
     found |= {"minatar recent lost 2": f"{share['recent', 2]:.0%}"}
     found["minatar fresh clipped"] = f"{clipped['decoupled', 0]:.0%}"
-    together = re.search(r"\| decoupled \| recent, all ages \|(?:[^|]*\|){3} ([\de.-]+) \|", report(runs))
-    found["minatar decoupled p"] = together[1]
 
     epochs, ours = parse("ppo")[0].epochs, results("ewma").runs[0].flags["epochs"]
     ages = [np.mean(np.arange(x * minibatches)) for x in (epochs, ours)]  # of PPO's old policy, over an iteration
