@@ -344,7 +344,9 @@ def numbers():
     found["minatar left no-step-size"] = f"{final['no-step-size', '1']:.1f}"
     for variant in ("no-ewma-adjustment", "no-ewma"):
         found[f"minatar of 64 {variant}"] = f"{final[variant, '1'] / final[variant, '64']:.0%}"
-    found["minatar behind 4"] = f"{1 - whole['all', '4'] / whole['all', '64']:.0%}"
+    for size in ("8", "4"):
+        found[f"minatar behind {size}"] = f"{1 - whole['all', size] / whole['all', '64']:.0%}"
+    found["minatar loss at 64"] = f"{whole['no-ewma', '64'] - whole['all', '64']:.1f}"
     found["minatar adv-norm behind 1"] = f"{1 - whole['no-adv-norm', '1'] / whole['all', '1']:.0%}"
     found["minatar gain at 64"] = f"{final['all', '64'] - final['no-ewma', '64']:.1f}"
     found["minatar swing"] = f"{rows['advantage_swing'].median()['no-adv-norm', '1']:.0f}"
@@ -355,6 +357,8 @@ def numbers():
     curve = runs.points[runs.points["variant"] == "all"].groupby(["value", "step"])["return"].mean()
     step = np.interp(largest.mean(), curve["64"], curve["64"].index)  # when 64 environments with Adam are as far
     found["adam 1 then"] = f"{np.interp(step, curve['1'].index, curve['1']):.1f}"
+    for when, returns in [("early", early("cartpole")), ("late", ends("cartpole"))]:
+        found[f"cartpole {when} 1"] = f"{returns['1 environment'].mean() / returns['16 environments'].mean() - 1:.0%}"
     for label, x in ends("cartpole_betas").items():
         found[f"cartpole betas {label.split()[0]}"] = f"{x.mean():.0f}"
     slow, whole = ends("minatar/slow"), ends("minatar/slow", since=0)
