@@ -300,7 +300,7 @@ def numbers():
 
     runs = results("staleness").rows.astype({"value": int}).groupby(["variant", "value"])
     final, clipped = runs["final_return"].mean(), runs["clip_fraction"].median()
-    for age in (1, 2, 4, 16):
+    for age in (1, 2, 4):
         found[f"staleness lost {age}"] = f"{1 - final['decoupled', age] / final['decoupled', 0]:.0%}"
     aged = clipped["behavior"].drop(0)
     found |= {"behavior clipped from": f"{aged.min():.0%}", "behavior clipped to": f"{aged.max():.0%}"}
@@ -321,7 +321,7 @@ def numbers():
     found |= {"apart later least": f"{others.min():.1f}", "apart later most": f"{others.max():.1f}"}
     for size in (4, 1):
         found[f"behind {size}"] = f"{1 - whole['all', size] / whole['all', 64]:.0%}"
-    for variant, size in [("all", 64), ("all", 1), ("no-ewma-adjustment", 1), ("no-step-size", 1)]:
+    for variant, size in [("all", 1), ("no-ewma-adjustment", 1), ("no-step-size", 1)]:
         found[f"clipped {variant} {size}"] = f"{clipped[variant, size]:.0%}"
     found["clipped no-ewma 1"] = f"{clipped['no-ewma', 1]:.1%}"
     found["swing"] = f"{swing['no-adv-norm', 1]:.0f}"
