@@ -88,9 +88,7 @@ def write_specifications(runs, runs_dir):
                 fail(f"{run.folder(runs_dir)}: was started with {was}; take another --runs-dir, or remove it")
     try:
         for run in runs:
-            path = run.file(runs_dir, "json")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(run.to_json())
+            run.write(runs_dir)
     except OSError as error:
         fail(f"--runs-dir {runs_dir}: cannot be written ({error.strerror})")
 

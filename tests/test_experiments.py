@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / "experiments"))
 import figures as figures_program  # noqa: E402
 import sweep as sweep_program  # noqa: E402
 from lab.any_runs import AUTHORS  # noqa: E402
-from lab.catalogue import EXPERIMENTS, RANGES, SCALES, Experiment, return_range, runs_of  # noqa: E402
+from lab.catalogue import EXPERIMENTS, RANGES, SCALES, Experiment, return_range, runs_of, twins_of  # noqa: E402
 from lab.logs import ADVANTAGES, CLIPPED, RETURN, STEPS, read_last, read_scalars  # noqa: E402
 from lab.reporting import report  # noqa: E402
 from lab.running import program, state_of  # noqa: E402
@@ -302,8 +302,7 @@ def make_up(x, runs_dir, first, last, hours=1, others=()):
             writer.add_scalar(RETURN, first + (last - first) * min(1, 1.25 * step / x.steps), round(step))
             for tag in others:
                 writer.add_scalar(tag, 0.1 + step / x.steps, round(step))
-    x.file(runs_dir, "json").parent.mkdir(exist_ok=True)
-    x.file(runs_dir, "json").write_text(x.to_json())
+    x.write(runs_dir)
     x.file(runs_dir, "exit").write_text(json.dumps({"code": 0, "steps": x.steps, "seconds": 3600 * hours}))
 
 
@@ -437,6 +436,39 @@ def test_an_experiment_on_two_machines(tmp_path):
     assert "5 of 8 runs are finished in" in status and status.endswith("3 finished\n")
     assert "8 of 8 runs" in sweep("linear-lr", here, *words[:3], "--csv", one / "tables")
     assert "has no tables of linear-lr" in sweep("linear-lr", here, "--csv", tmp_path, code=2)
+
+
+def test_a_run_that_serves_two_experiments(tmp_path):
+    """It is made once, by whichever comes first; where only tables are left, it is taken from the other's."""
+    tables = tmp_path / "tables"
+    for x in runs_of("batch-size", "smoke", seeds=[1, 2, 3]):
+        if x.variant == "all":
+            make_up(x, tmp_path, 3, 3 + 0.1 * int(x.value) + x.seed)
+    figures("batch-size", tmp_path, "--out", tables)
+    assert "4 finished" in sweep("adam-betas", tmp_path, "--status")
+    assert "4 of 8 runs are finished in" in sweep("adam-betas", tmp_path / "elsewhere", "--csv", tables, "--status")
+    for x in runs_of("adam-betas", "smoke"):
+        if not x.twin:
+            make_up(x, tmp_path / "elsewhere", 3, 5)
+    figures("adam-betas", tmp_path / "elsewhere", "--out", tmp_path / "rest")
+    figures("adam-betas", tmp_path, "--csv", tables, tmp_path / "rest", "--out", tmp_path / "both")
+    rows = pd.read_csv(tmp_path / "both/adam-betas_runs.csv").set_index(["variant", "value", "seed"])["final_return"]
+    assert len(rows) == 8  # batch-size's third seed is not for this experiment
+    assert rows["none", 4, 2] == pytest.approx(5.4) and rows["none", 2, 1] == pytest.approx(4.2)
+    points = pd.read_csv(tmp_path / "both/adam-betas.csv").groupby(["variant", "value", "seed"]).size()
+    assert set(points.index) == set(rows.index) and points.nunique() == 1
+
+
+def test_twins_are_the_same_run():
+    """Found by comparing flags; here, by knowing that at the reference there is nothing to adjust."""
+    for scale in SCALES:
+        largest = str(SCALES[scale].sizes[0])
+        none = {("none", str(size)): ("batch-size", "all", str(size)) for size in SCALES[scale].sizes}
+        expected = {"linear-lr": {("linear", largest): ("batch-size", "all", largest)}, "adam-betas": none}
+        for name in EXPERIMENTS:
+            assert twins_of(name, scale) == expected.get(name, {})
+    (twin,) = [x for x in runs_of("linear-lr", "paper", ["heist"], seeds=[2]) if x.twin]
+    assert twin.folder("runs") == Path("runs/batch-size/paper/heist__all__256__seed2")
 
 
 @pytest.mark.parametrize(

@@ -154,18 +154,26 @@ class Run:
     seed: int
     script: str
     flags: dict
+    twin: tuple = None  # (experiment, variant, value) of an earlier experiment that is the same: one run serves both
 
     @property
     def name(self):
         return f"{self.game}__{self.variant}__{self.value}__seed{self.seed}"
 
+    @property
+    def original(self):
+        """The run that is carried out: itself, or its twin."""
+        experiment, variant, value = self.twin or (self.experiment, self.variant, self.value)
+        return replace(self, experiment=experiment, variant=variant, value=value, twin=None)
+
     def folder(self, runs_dir):
         """What the script writes: TensorBoard logs and the checkpoint."""
-        return Path(runs_dir) / self.experiment / self.scale / self.name
+        return Path(runs_dir) / self.original.experiment / self.scale / self.original.name
 
     def file(self, runs_dir, kind):
         """What the sweep writes: json (this very run), log, exit (its end) and job (of Slurm)."""
-        return Path(runs_dir) / self.experiment / self.scale / "sweep" / f"{self.name}.{kind}"
+        run = self if kind == "json" else self.original
+        return Path(runs_dir) / run.experiment / run.scale / "sweep" / f"{run.name}.{kind}"
 
     @property
     def patched(self):
@@ -185,8 +193,11 @@ class Run:
         iteration = self.flags["num-envs"] * self.flags["num-steps"]
         return -(-self.flags["total-timesteps"] // iteration) * iteration
 
-    def to_json(self):
-        return json.dumps(asdict(self), indent=1)
+    def write(self, runs_dir):
+        """Leave with the run what it is, for figures.py."""
+        for kind in ("log", "json"):  # a twin's are in two folders
+            self.file(runs_dir, kind).parent.mkdir(parents=True, exist_ok=True)
+        self.file(runs_dir, "json").write_text(json.dumps(asdict(self), indent=1))
 
 
 # Algorithms, as script and flags, at the scale's number of environments or at one of several.
@@ -291,14 +302,17 @@ def ewma(scale):
 
 
 def linear_lr(scale):
+    """At the reference the step size is as stated whatever the rule, so batch_size has those runs."""
     for size in scale.sizes:
-        yield "linear", size, *at_size(scale, size, lr_rule="linear")
+        yield "linear", size, *at_size(scale, size, **({"lr_rule": "linear"} if size != scale.sizes[0] else {}))
 
 
 def adam_betas(scale):
-    """At the reference the betas are as stated whatever the rule, so those runs are listed once."""
-    for betas in ["none", "beta2", "both"]:
-        for size in scale.sizes if betas == "none" else scale.sizes[1:]:
+    """With betas not adjusted, batch_size has the runs. At the reference they are the same, and listed once."""
+    for size in scale.sizes:
+        yield "none", size, *at_size(scale, size)
+    for betas in ["beta2", "both"]:
+        for size in scale.sizes[1:]:
             yield betas, size, *at_size(scale, size, adjust_betas=betas)
 
 
@@ -455,13 +469,30 @@ def scale_of(experiment, name):
     return replace(scale, **changes)
 
 
+def settings_of(experiment, scale):
+    """Its settings at a scale: (variant, value, script, flags), with the flags that all runs have."""
+    at = scale_of(experiment, scale)
+    for variant, value, script, flags in EXPERIMENTS[experiment].settings(at):
+        yield variant, str(value), script, at.flags | flags
+
+
+def twins_of(experiment, scale):
+    """{(variant, value): the (experiment, variant, value) of an earlier experiment that is the same}."""
+    seen = {}
+    for name in itertools.takewhile(lambda name: name != experiment, EXPERIMENTS):
+        for variant, value, *what in settings_of(name, scale):
+            seen.setdefault(json.dumps(what, sort_keys=True), (name, variant, value))
+    found = {(x, y): seen.get(json.dumps(what, sort_keys=True)) for x, y, *what in settings_of(experiment, scale)}
+    return {setting: twin for setting, twin in found.items() if twin}
+
+
 def runs_of(experiment, scale, games=None, seeds=None):
     """All runs of an experiment; seeds outermost, so that an unfinished sweep has something of everything."""
-    at = scale_of(experiment, scale)
+    at, twins = scale_of(experiment, scale), twins_of(experiment, scale)
     return [
-        Run(experiment, scale, variant, str(value), game, seed, script, at.flags | flags)
+        Run(experiment, scale, variant, value, game, seed, script, flags, twins.get((variant, value)))
         for seed in seeds or range(1, max([at.seeds, *at.more_seeds.values()]) + 1)
         for game in games or at.games
-        for variant, value, script, flags in EXPERIMENTS[experiment].settings(at)
+        for variant, value, script, flags in settings_of(experiment, scale)
         if seeds or seed <= at.more_seeds.get(variant, at.seeds)
     ]

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from lab.catalogue import EXPERIMENTS, GAMES, SCALES, SHARED, Run, return_range, runs_of
+from lab.catalogue import EXPERIMENTS, GAMES, SCALES, SHARED, Run, return_range, runs_of, twins_of
 from lab.common import fail
 from lab.inference import second_half, swing
 from lab.logs import ADVANTAGES, CLIPPED, RETURN, read_scalars
@@ -121,12 +121,17 @@ class Results:
     @classmethod
     def of_csv(cls, experiment, *folders):
         """Read the tables that figures.py has written; of several machines, each run where it is furthest."""
-        rows, points = (
-            pd.concat(read_table(Path(folder, name), columns).assign(origin=n) for n, folder in enumerate(folders))
-            for name, columns in ((f"{experiment}_runs.csv", KEY + ROW), (f"{experiment}.csv", KEY + CURVE))
-        )
-        if rows["scale"].nunique() != 1 or rows["scale"].iloc[0] not in SCALES:
-            raise ValueError(f"they must be of one scale, not of {', '.join(rows['scale'].unique()) or 'none'}")
+        tables = [tables for folder in folders for tables in read_tables(experiment, Path(folder))]
+        rows, points = (pd.concat(x.assign(origin=n) for n, x in enumerate(kind)) for kind in zip(*tables, strict=True))
+        own = rows[~rows["lent"]]
+        scales = (rows if own.empty else own)["scale"].unique()
+        if len(scales) != 1 or scales[0] not in SCALES:
+            raise ValueError(f"they must be of one scale, not of {', '.join(scales) or 'none'}")
+        # What is lent, for games and seeds that the experiment has or is to have.
+        wanted = [(run.game, run.seed) for run in runs_of(experiment, scales[0])]
+        wanted += own[["game", "seed"]].itertuples(index=False, name=None)
+        wanted = pd.MultiIndex.from_frame(rows[["game", "seed"]]).isin(wanted) & (rows["scale"] == scales[0])
+        rows = rows[~rows["lent"] | wanted]
         scale, games, seeds = rows["scale"].iloc[0], set(rows["game"]), set(rows["seed"])
         rows = rows.sort_values(["finished", "steps"], kind="stable").drop_duplicates(KEY, keep="last")
         points = points.merge(rows[[*KEY, "origin"]])
@@ -136,7 +141,7 @@ class Results:
         if len(runs) < len(rows):
             raise ValueError("they have runs that are none of this experiment's")
         keys = pd.DataFrame(map(key_of, runs))
-        rows, points = (keys.merge(table).drop(columns="origin") for table in (rows, points))
+        rows, points = (keys.merge(table).drop(columns=["origin", "lent"]) for table in (rows, points))
         return cls(experiment, runs, rows, points, folders=folders)
 
     def usable(self, rows, points):
@@ -199,6 +204,24 @@ def results_of_csv(experiment, folders):
         return Results.of_csv(experiment, *folders)
     except (OSError, ValueError) as error:
         fail(f"--csv {' '.join(folders)}: has no tables of {experiment} that figures.py has written ({error})")
+
+
+def read_tables(experiment, folder):
+    """Pairs of rows and points: the experiment's own, and the runs of others that serve it, too (Run.twin)."""
+
+    def read(name):
+        return read_table(folder / f"{name}_runs.csv", KEY + ROW), read_table(folder / f"{name}.csv", KEY + CURVE)
+
+    lenders = {twin[0] for scale in SCALES for twin in twins_of(experiment, scale).values()}
+    lenders = [name for name in lenders if (folder / f"{name}_runs.csv").exists()]
+    if (folder / f"{experiment}_runs.csv").exists() or not lenders:
+        yield [table.assign(lent=False) for table in read(experiment)]
+    for name in lenders:
+        rows, points = read(name)
+        for (variant, value), twin in twins_of(experiment, rows["scale"].iloc[0]).items():
+            lent = [x[(x["variant"] == twin[1]) & (x["value"] == twin[2])] for x in (rows, points)]
+            if twin[0] == name:
+                yield [x.assign(variant=variant, value=value, lent=True) for x in lent]
 
 
 def read_table(path, columns):
