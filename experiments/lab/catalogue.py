@@ -302,9 +302,11 @@ def ewma(scale):
 
 
 def linear_lr(scale):
-    """At the reference the step size is as stated whatever the rule, so batch_size has those runs."""
+    """Beside the square root rule, whose runs are those of batch_size. At the reference the two are the same."""
     for size in scale.sizes:
-        yield "linear", size, *at_size(scale, size, **({"lr_rule": "linear"} if size != scale.sizes[0] else {}))
+        yield "sqrt", size, *at_size(scale, size)
+    for size in scale.sizes[1:]:
+        yield "linear", size, *at_size(scale, size, lr_rule="linear")
 
 
 def adam_betas(scale):
@@ -427,11 +429,13 @@ EXPERIMENTS = {
     ),
     "linear-lr": Experiment(
         linear_lr,
-        "{algorithm} with the step size divided by c, not by its square root (paper's fig. 5).",
+        "{algorithm} with the step size divided by c, and by its square root (paper's fig. 5).",
         axis="environments",
-        panels={"linear": "linear step size rule"},
+        panels={"sqrt": "square root rule", "linear": "linear rule"},
         at={"small": {"seeds": 2}},
-        tests={"largest_minus_smallest": ["linear"]},
+        shared={"sqrt": ["linear"]},
+        figures={"curves": {"lines": ["sqrt", "linear"]}},
+        tests={"largest_minus_smallest": ["sqrt", "linear"]},
     ),
     "adam-betas": Experiment(
         adam_betas,
@@ -444,6 +448,7 @@ EXPERIMENTS = {
         },
         at={"paper": {"games": ["heist"]}, "small": {"seeds": 2}},
         shared={"none": ["beta2", "both"]},
+        figures={"curves": {"lines": ["none", "beta2", "both"]}},
         tests={"largest_minus_smallest": ["none", "beta2", "both"]},
     ),
     "com-vs-kl": Experiment(
