@@ -122,6 +122,8 @@ class Script:
                 yield i + 1, found[1], True
             elif found := re.match(r" {8}# (\(\d\) [\w ]+)", line):
                 yield i + 1, found[1].split(" from")[0].split(" the ")[0], False
+            elif "iteration % used.n_pi == 0" in line:
+                yield i + 1, "Auxiliary phase", False
 
 
 def starts(text):

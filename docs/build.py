@@ -56,7 +56,7 @@ def defaults(script):
 def picture():
     """The idea in four panels: who corrects and who limits, for a batch and for a quarter of it. 1 unit: some steps."""
     now, panels = 95, []
-    for title, step in [("a batch", 5), ("a quarter of the batch", 1.25)]:
+    for title, step in [("a batch", 5), ("1/4 of the batch", 1.25)]:
         start = now - 7 * step  # seven optimiser steps ago: the iteration's start
         decay = (40 / step) / (40 / step + 1)  # as old in environment steps
         bars = [(now - j * step, decay**j) for j in range(int(88 / step))]

@@ -1,4 +1,4 @@
-"""The learning curves of the tables in results/ and results/minatar/, and what the texts say about them."""
+"""The learning curves of the tables in results/ and its folders, and what the texts say about them."""
 
 import csv
 import re
@@ -8,8 +8,9 @@ from statistics import mean, stdev
 from annotate import BuildError, to_html
 
 # The order on the page, which is that of the texts in results/; others follow.
-ORDER = "learning minatar_batch-size minatar_why minatar_sgd minatar_batch-size_advantage_std".split()
-ORDER += "cartpole_sgd cartpole cartpole_betas minatar_staleness minatar_slow minatar_ewma bf16".split()
+ORDER = "learning dial minatar_batch-size minatar_why minatar_sgd minatar_batch-size_advantage_std".split()
+ORDER += "minatar_linear-lr minatar_adam-betas cartpole_sgd cartpole cartpole_betas".split()
+ORDER += "minatar_staleness minatar_slow minatar_ewma small_batch-size bf16".split()
 ORDER += "batch-size batch-size_advantage_std staleness ewma".split()
 TEXTS = ["README.md", "FIRST.md"]  # of results/
 CROSSES = {"learning": ("authors_ppo", "authors’ PPO, full size")}  # a table of single points, drawn as crosses
@@ -24,7 +25,7 @@ def read_csv(path):
 def experiments(folder, claims):
     """Tables with learning curves: a step, a return or a standard deviation, and which run it is of."""
     found = {}
-    for path in [*sorted(folder.glob("*.csv")), *sorted(folder.glob("minatar/*.csv"))]:
+    for path in [*sorted(folder.glob("*.csv")), *sorted(folder.glob("*/*.csv"))]:
         rows, name = read_csv(path), "_".join(path.relative_to(folder).with_suffix("").parts)
         columns = rows[0].keys() if rows else set()
         measured = next((name for name in ("return", "std") if name in columns), None)

@@ -115,6 +115,7 @@ const Adjust = {
     const args = { num_envs: number("num-envs"), lr_rule: get("lr-rule").value, adjust_betas: get("adjust-betas").value };
     for (const id of NUMBERS) args[name(id)] = number(id);
     args.no_adjust = ablations.filter((x) => !box(x).checked && !box(x).disabled);
+    const atReference = Adjust.used(script, { ...args, num_envs: args.reference_num_envs });
     const used = Adjust.used(script, args), texts = formulas(args, used), c = args.reference_num_envs / args.num_envs;
 
     get("c-line").innerHTML = math(`<mi>c</mi>${mo("=")}${frac(mn(args.reference_num_envs), mn(args.num_envs))}${mo("=")}${mn(c)}`) +
@@ -123,7 +124,9 @@ const Adjust = {
       const key = line.dataset.row, present = key in used;
       line.classList.toggle("absent", !present);
       line.querySelector("[data-cell=formula]").innerHTML = present ? texts[key] : `not in ${script}.py`;
-      line.querySelector("[data-cell=value]").textContent = present ? Adjust.show(used[key], key.startsWith("beta") ? Adjust.digits(used[key]) : 5) : "";
+      const show = (x) => (present ? Adjust.show(x, key.startsWith("beta") ? Adjust.digits(x) : 5) : "");
+      line.querySelector("[data-cell=stated]").textContent = show(atReference[key]);
+      line.querySelector("[data-cell=value]").textContent = show(used[key]);
     }
     for (const text of form.querySelectorAll("[data-lr-rule]")) text.hidden = text.dataset.lrRule !== args.lr_rule;
 
@@ -152,7 +155,7 @@ const Adjust = {
       return rows;
     };
     const here = sizes(args.num_envs, used);
-    const reference = sizes(args.reference_num_envs, Adjust.used(script, { ...args, num_envs: args.reference_num_envs }));
+    const reference = sizes(args.reference_num_envs, atReference);
     get("sizes").tBodies[0].innerHTML = here.map(([what, x], i) => `<tr><th scope="row">${what}</th><td>${thousands(x)}</td><td>${thousands(reference[i][1])}</td></tr>`).join("");
 
     const words = ["python", `${script}.py`, "--num-envs", args.num_envs];

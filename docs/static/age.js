@@ -43,7 +43,7 @@ const Age = {
   const RANGE = 8 * Age.REFERENCE * Age.STEPS; // environment steps to be seen
   const number = (x) => (x < 100 ? +x.toFixed(1) : Math.round(x)).toLocaleString("en-GB");
 
-  // A saw tooth of stairs; if the teeth are too many to be seen, the area that they fill.
+  // A sawtooth of stairs; if the teeth are too many to be seen, the area that they fill.
   function teeth(tooth, scale, range, name) {
     const count = Math.ceil(range / (tooth * scale.x));
     const height = (tooth - 1) * scale.y;
@@ -71,7 +71,7 @@ const Age = {
     }
     const reference = Age.frames(Age.REFERENCE, epochs);
     const scaled = (points, by) => points.map(([a, b]) => [a * by, b * by]);
-    const high = Math.max(1.08 * tooth * reference, 1.25 * stated * reference);
+    const high = Math.max(1.08 * tooth * Math.max(reference, frames), 1.25 * com * frames, 1.25 * stated * reference);
     draw(get("chart-env"), {
       x: [0, RANGE], y: [0, high], xLabel: "environment steps", label: `Age in environment steps: PPO's old policy from 0 to ${number((tooth - 1) * frames)}, the average ${number(com * frames)}`,
       curves: [teeth(tooth, { x: reference, y: reference }, RANGE, "faint"), teeth(tooth, { x: frames, y: frames }, RANGE, "behav"), { name: "prox", points: scaled(average, frames) }],

@@ -23,7 +23,7 @@ const Objective = {
   if (!form) return;
   const get = (id) => document.getElementById(id);
   const NAMES = { decoupled: "prox", behavior: "behav", recent: "recent" };
-  const LABELS = { decoupled: "decoupled", behavior: "PPO, old policy = behaviour", recent: "PPO, old policy = recent" };
+  const LABELS = { decoupled: "decoupled", behavior: "PPO with the behaviour policy", recent: "PPO with the recent policy" };
   const RANGE = [0, 2];
   const show = (x) => (Object.is(Math.abs(x), 0) ? "0" : x.toFixed(3).replace("-", "−"));
 
