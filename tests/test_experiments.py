@@ -853,7 +853,7 @@ def test_minatar(tmp_path, monkeypatch):
     figures("linear-lr", tmp_path)
     folder = tmp_path / "linear-lr/minatar/figures"
     text = check_picture(folder / "linear-lr.png", LIGHTEST)
-    assert "Games of MinAtar: breakout; 1,024 environment steps" in text
+    assert "Game: MinAtar's Breakout; 1,024 environment steps" in text
     rows = pd.read_csv(folder / "linear-lr_runs.csv")
     assert rows["finished"].all() and (rows["final_return"] == rows["final_normalised_return"]).all()
     assert len(rows) == 6 and rows["final_return"].between(0.01, 5).all()  # a random policy has 0.5

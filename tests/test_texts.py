@@ -111,7 +111,8 @@ def test_every_other_number_is_a_known_one(page):
 @pytest.mark.parametrize(
     "name, runs",
     [("staleness", 48), ("ewma", 45), ("batch-size", 72)]
-    + [("minatar/batch-size", 460), ("minatar/staleness", 320), ("minatar/ewma", 120)],
+    + [("minatar/batch-size", 460), ("minatar/staleness", 320), ("minatar/ewma", 120)]
+    + [("minatar/linear-lr", 180), ("minatar/adam-betas", 260)],
 )
 def test_an_experiment_is_complete_and_its_report_follows_from_its_tables(name, runs):
     path = RESULTS / f"{name}.md"
@@ -184,6 +185,30 @@ def test_the_words_on_minatar():
     assert {name for name, x in p.items() if float(x) < 0.05} == {"no-step-size", "no-ewma-adjustment", "no-ewma"}
     one = results.rows[results.rows["value"] == "1"].groupby("variant")["final_return"].mean() / every[0].mean()
     assert one["no-step-size"] < 0.05 and 0.45 < one["no-ewma-adjustment"] < 0.55 and 0.3 < one["no-ewma"] < 0.5
+
+
+def cells_of(table):
+    """A table's rows, each a name and numbers or intervals."""
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
+    return {name: [tuple(map(float, cell.split(" to "))) for cell in cells] for name, *cells in rows}
+
+
+def test_the_words_on_the_step_size_rule():
+    rows = cells_of(update_readme.linear_differences())
+    below = [row[0][0] for row in rows.values()]
+    assert list(rows) == ["16", "8", "4", "1"] and below == sorted(below, reverse=True) and below[0] < 0
+    assert [size for size, row in rows.items() if row[1][1] < 0] == ["4", "1"]  # for 16 and 8 hard to tell
+
+
+def test_the_words_on_betas():
+    rows = cells_of(update_readme.betas_differences())
+    assert list(rows) == ["none", "beta2", "beta1 and beta2"] and all(row[1][1] < 0 for row in rows.values())
+    (none, *_), (beta2, *_), (both, *_) = ([end[0], whole[0]] for end, _, whole, _ in rows.values())
+    assert abs(beta2 - none) < 0.5 and both < none - 1  # stays; is wider
+    runs = update_readme.results("adam-betas", "minatar").points.query("value != '64'")
+    curves = runs.groupby(["variant", "value", "step"])["return"].mean()["both"]
+    early, late = (curves["1"] / curves["16"]).iloc[[4, -1]]
+    assert early > 0.9 and late < 0.8  # keeps up, then falls behind
 
 
 def test_the_words_on_where_invariance_ends():

@@ -212,6 +212,7 @@ def cartpole_returns():
     return table(["environments", *sizes], [["frames of a minibatch", *(4 * size for size in sizes)], *rows])
 
 
+CURVES = ["bf16", "dial", "learning"]
 GAINS = [("ppo-ewma", "ppo"), ("ppg-ewma", "ppg")]
 
 
@@ -232,6 +233,20 @@ def minatar_ewma_differences():
     return differences(results("ewma", "minatar"), ["return"], pairs, ("final_return", "mean_return"), 1)
 
 
+def linear_differences():
+    """The linear rule minus the square root rule, at each size but the reference."""
+    runs = results("linear-lr", "minatar")
+    pairs = [([size], ("linear", size), ("sqrt", size)) for size in runs.values("sqrt")[1:]]
+    return differences(runs, ["environments"], pairs, ("final_return", "mean_return"), 1)
+
+
+def betas_differences():
+    """One environment minus 64, for each way to adjust the betas."""
+    runs, names = results("adam-betas", "minatar"), {"none": "none", "beta2": "beta2", "both": "beta1 and beta2"}
+    pairs = [([names[x]], (x, "1"), (x, "64")) for x in names]
+    return differences(runs, ["betas adjusted"], pairs, ("final_return", "mean_return"), 1)
+
+
 def speed():
     return (RESULTS / "throughput.md").read_text().split("\n\n")[1]
 
@@ -243,6 +258,7 @@ BLOCKS = {
     "flags": flags,
     "learning": learning,
     "play": play,
+    "dial": lambda: (RESULTS / "dial.md").read_text().strip(),
     "staleness returns": lambda: overview(results("staleness"), "final_return"),
     "staleness over the whole run": lambda: overview(results("staleness"), "mean_return"),
     "staleness differences": staleness_differences,
@@ -260,6 +276,11 @@ BLOCKS = {
     "minatar staleness differences": lambda: staleness_differences("minatar"),
     "minatar ewma returns": lambda: overview(results("ewma", "minatar"), "final_return"),
     "minatar ewma differences": minatar_ewma_differences,
+    "minatar linear returns": lambda: overview(results("linear-lr", "minatar"), "final_return"),
+    "minatar linear differences": linear_differences,
+    "minatar betas returns": lambda: overview(results("adam-betas", "minatar"), "final_return"),
+    "minatar betas differences": betas_differences,
+    "small returns": lambda: overview(results("batch-size", "small"), "final_return"),
     "ewma returns": lambda: overview(results("ewma"), "final_return"),
     "ewma differences": ewma_differences,
     "speed": speed,
@@ -338,7 +359,7 @@ def numbers():
     found["minatar within but for 1"] = f"{within(every[:-1]):.1f}"
     rows = runs.rows.groupby(["variant", "value"])
     clipped = rows["clip_fraction"].median()
-    for variant, size in [("all", "64"), ("no-ewma-adjustment", "1"), ("no-ewma", "64"), ("no-ewma", "1")]:
+    for variant, size in [("all", "64"), ("all", "1"), ("no-ewma-adjustment", "1"), ("no-ewma", "1")]:
         found[f"minatar clipped {variant} {size}"] = f"{clipped[variant, size]:.0%}"
     final, whole = rows["final_return"].mean(), rows["mean_return"].mean()
     found["minatar left no-step-size"] = f"{final['no-step-size', '1']:.1f}"
@@ -353,7 +374,9 @@ def numbers():
     found |= {f"why {label}": f"{x.mean():.1f}" for label, x in ends("minatar/why").items()}
     largest, smallest = ends("minatar/sgd").values()
     found |= {"sgd 64": f"{largest.mean():.1f}", "sgd 1": f"{smallest.mean():.1f}"}
-    found["sgd below"] = f"{1 - smallest.mean() / largest.mean():.0%}"
+    found["sgd below"] = f"{lost(smallest, largest):.0%}"
+    low, high = bootstrap_interval([smallest, largest], lost)
+    found |= {"sgd below from": f"{low:.0%}", "sgd below to": f"{high:.0%}"}
     curve = runs.points[runs.points["variant"] == "all"].groupby(["value", "step"])["return"].mean()
     step = np.interp(largest.mean(), curve["64"], curve["64"].index)  # when 64 environments with Adam are as far
     found["adam 1 then"] = f"{np.interp(step, curve['1'].index, curve['1']):.1f}"
@@ -369,12 +392,24 @@ def numbers():
     found["slow behavior lost on the way"] = f"{lost(whole['behavior, 8'], whole['fresh']):.0%}"
     found["slow lost on the way"] = f"{lost(whole['decoupled, 8'], whole['fresh']):.0%}"
 
+    runs, planned = results("batch-size", "small"), len(runs_of("batch-size", "small"))
+    found |= {"small done": runs.finished, "small planned": planned, "small hours": f"{runs.hours:.0f}"}
+    runs = results("linear-lr", "minatar")
+    one = [runs.final(rule, "1", "final_return").to_numpy() for rule in ("linear", "sqrt")]
+    found["linear below sqrt 1"] = f"{lost(*one):.0%}"
     for name in ("staleness", "ewma"):
         runs = results(name, "minatar")
         found |= {f"minatar {name} runs": len(runs.runs), f"minatar {name} hours": f"{runs.hours:.1f}"}
     found["minatar times shorter"] = f"{paper['total-timesteps'] / runs.runs[0].flags['total-timesteps']:.0f}"
     found["minatar random"] = f"{random_return('space_invaders'):.1f}"
+    rows = [row.strip("| ").split(" | ") for row in minatar_ewma_differences().splitlines()[2:]]
+    base = runs.rows.groupby(["variant", "value"])["final_return"].mean()
+    bases = {"ppo": ("algorithms", "ppo"), "ppg": ("algorithms", "ppg"), "eight": ("eight-minibatches", "ppo")}
+    for (name, setting), row in zip(bases.items(), rows, strict=True):
+        found[f"minatar gain below {name}"] = f"{float(row[2].split(' to ')[1]) / base[setting]:.0%}"
     runs = results("staleness", "minatar")
+    flags = runs.runs[0].flags
+    found["minatar staleness 8"] = f"{8 * flags['num-envs'] * flags['num-steps'] / flags['total-timesteps']:.1%}"
     rows = runs.rows.astype({"value": int}).groupby(["variant", "value"])
     final, whole, clipped = rows["final_return"], rows["mean_return"].mean(), rows["clip_fraction"].median()
     share = 1 - final.mean() / final.mean()["decoupled", 0]
@@ -396,10 +431,18 @@ def numbers():
     seconds = results("ewma").all_rows.query("value == 'ppo-ewma' and game == 'starpilot'")["seconds"]
     found["minutes"] = f"{seconds.median() / 60:.0f}"
 
+    last = {name: pd.read_csv(RESULTS / f"{name}.csv").groupby(["label", "run"])["return"].last() for name in CURVES}
+    for name, label in [("float32", "float32"), ("bf16", "bfloat16 convolutions")]:
+        found |= {f"{name} {n}": f"{x:.1f}" for n, x in enumerate(last["bf16"][label], 1)}
+    moved = np.abs(last["bf16"]["float32"].to_numpy() - last["learning"]["PPO, small"].to_numpy())
+    found["float32 moved"] = f"{moved.max():.1f}"
+
     played = json.loads((RESULTS / "play.json").read_text())["results"]
     (random,) = [x["return"]["mean"] for x in played if (x["policy"], x["levels"]) == ("random", "training")]
-    runs = pd.read_csv(RESULTS / "learning.csv").query("label == 'PPO-EWMA, small'").groupby("run")["return"]
-    found |= {"random play": f"{random:.1f}", "laptop return": f"{runs.last().mean():.0f}"}
+    found["random play"] = f"{random:.1f}"
+    for envs in (16, 4):
+        x = last["dial"][f"{envs} environments"]
+        found |= {f"dial {envs} from": f"{x.min():.1f}", f"dial {envs} to": f"{x.max():.1f}"}
 
     args, _ = parse("ppg_ewma")
     frame = np.prod(load("ppo").FRAME)

@@ -241,7 +241,7 @@ def draw_summary(places, results, lines, hollow):
         axes.set(title=title, xlabel=results.entry.axis)
     share_returns(*places)
     many = len(lines) > 3
-    legend_in(places[0], room=0.3 if many else 0.0, ncols=2 if many else 1)
+    legend_in(places[0], **({"room": 0.3, "ncols": 2, "loc": "upper left"} if many else {}))
 
 
 def by_game(results, folder, panels):

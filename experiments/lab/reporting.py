@@ -54,10 +54,11 @@ def runs_shown(results, spread="mean and standard deviation", seeds=None):
     run, games = results.runs[0], results.games
     mode, levels = (run.flags.get(flag) for flag in ("distribution-mode", "num-levels"))
     if seeds is None:
-        several = len(results.seeds) > 1
-        seeds = f"{spread} over {seeds_of(results)} seeds" if several else "one seed, so there are no error bars"
+        seeds = seeds_of(results)
+        seeds = "one seed, so there are no error bars" if seeds == "1" else f"{spread} over {seeds} seeds"
+    names = ", ".join(f"MinAtar's {x.replace('_', ' ').title()}" if run.patched else x for x in games)
     words = [
-        f"Games{' of MinAtar' * run.patched}: {'all 16' if len(games) == 16 else ', '.join(games)};",
+        f"Game{'s' * (len(games) > 1)}: {'all 16' if len(games) == 16 else names};",
         f"{mode} mode, {levels or 'all'} level{'s' * (levels != 1)};" if mode else "",
         f"{run.flags['total-timesteps']:,} environment steps; {seeds}.",
     ]
@@ -67,8 +68,10 @@ def runs_shown(results, spread="mean and standard deviation", seeds=None):
 
 
 def seeds_of(results):
-    """How many: of each setting, or of the one that has fewest up to the one that has most."""
-    counts = results.rows.groupby(["variant", "value"])["seed"].nunique()
+    """How many: of each setting, or of the one that has fewest up to the one that has most. Finished runs count, or all
+    if none is."""
+    rows = results.rows[results.rows["finished"]] if results.finished else results.rows
+    counts = rows.groupby(["variant", "value"])["seed"].nunique()
     return " to ".join(map(str, dict.fromkeys([counts.min(), counts.max()])))
 
 
