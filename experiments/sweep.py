@@ -32,6 +32,7 @@ def parse_args():
     add("--scale", choices=SCALES, default="small", help=scales)
     add("--games", nargs="+", choices=GAMES, metavar="GAME", help="default: the experiment's at this scale")
     add("--seeds", nargs="+", type=count, metavar="SEED", help="default: 1 up to the experiment's number")
+    add("--variants", nargs="+", metavar="VARIANT", help="only these panels of the figure; default: all of them")
     add("--runs-dir", type=Path, default="runs", help="where runs go: RUNS_DIR/NAME/SCALE/; default: runs")
     add("--csv", metavar="FOLDER", help="tables of figures.py, made elsewhere: what is finished there is not run again")
     add("--workers", type=count, help="runs at the same time; default: one for each core, at paper scale 1")
@@ -58,7 +59,10 @@ def parse_args():
         fail(f"--games {wrong[0]}: {'is for --scale minatar' if wrong[0] in MINATAR else 'is not one of MinAtar'}")
     if args.scale == "minatar" and not shutil.which("patch"):
         fail("--scale minatar: there is no program named patch here, which changes the scripts")
-    for name in ("games", "seeds"):
+    variants = list(dict.fromkeys(run.variant for run in runs_of(args.name, args.scale)))
+    if wrong := [variant for variant in args.variants or [] if variant not in variants]:
+        fail(f"--variants {wrong[0]}: {args.name} has {', '.join(variants)}")
+    for name in ("games", "seeds", "variants"):
         if len(set(getattr(args, name) or [])) < len(getattr(args, name) or []):
             fail(f"--{name}: one is given twice")
     return args
@@ -114,7 +118,7 @@ def print_failures(runs, runs_dir):
 
 def main():
     args = parse_args()
-    runs, runs_dir = runs_of(args.name, args.scale, args.games, args.seeds), args.runs_dir
+    runs, runs_dir = runs_of(args.name, args.scale, args.games, args.seeds, args.variants), args.runs_dir
     if args.csv:
         runs = without_finished(runs, args)
         if not runs:

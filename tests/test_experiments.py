@@ -571,6 +571,15 @@ def test_runs_with_other_flags_are_not_continued(linear_lr):
     assert "was started with learning-rate 0.5, now 0.0005" in printed and printed.count("\n") == 1
 
 
+def test_some_variants_only(tmp_path):
+    """All seeds that these have, and nothing of the others."""
+    words = ["--scale", "small", "--runs-dir", tmp_path, "--status", "--variants"]
+    assert run(sweep_program, "batch-size", *words, "all").endswith("\n20 queued\n")  # 4 sizes, 5 seeds
+    listed = run(sweep_program, "batch-size", *words, "floor", "no-n-pi")
+    assert set(re.findall(r"starpilot__([a-z-]+)__", listed)) == {"floor", "no-n-pi"}
+    assert listed.endswith("\n12 queued\n")  # 4 sizes, 3 seeds
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -581,6 +590,7 @@ def test_runs_with_other_flags_are_not_continued(linear_lr):
         (["ewma", "--seeds", "0"], "0: must be a whole number, from 1 to "),
         (["ewma", "--stat"], "--stat"),  # no abbreviations, as in the scripts
         (["ewma", "--seeds", "1", "1"], "--seeds: one is given twice"),
+        (["linear-lr", "--variants", "all"], "--variants all: linear-lr has sqrt, linear"),
         (["ewma", "--gpus", "1"], "--gpus: only with --executor slurm"),
         (["ewma", "--dry-run", "--status"], "one of them"),
     ],

@@ -491,7 +491,7 @@ def twins_of(experiment, scale):
     return {setting: twin for setting, twin in found.items() if twin}
 
 
-def runs_of(experiment, scale, games=None, seeds=None):
+def runs_of(experiment, scale, games=None, seeds=None, variants=None):
     """All runs of an experiment; seeds outermost, so that an unfinished sweep has something of everything."""
     at, twins = scale_of(experiment, scale), twins_of(experiment, scale)
     return [
@@ -499,5 +499,5 @@ def runs_of(experiment, scale, games=None, seeds=None):
         for seed in seeds or range(1, max([at.seeds, *at.more_seeds.values()]) + 1)
         for game in games or at.games
         for variant, value, script, flags in settings_of(experiment, scale)
-        if seeds or seed <= at.more_seeds.get(variant, at.seeds)
+        if (seeds or seed <= at.more_seeds.get(variant, at.seeds)) and (not variants or variant in variants)
     ]
