@@ -782,9 +782,12 @@ def test_what_the_objective_dial_draws_stays_on_its_charts(visit, rho, epsilon):
             chart = page.locator(f"#{name}")
             top, height = (float(chart.locator("clipPath rect").get_attribute(x)) for x in ("y", "height"))
             paths = chart.locator("path.curve").evaluate_all("all => all.map((x) => x.getAttribute('d'))")
-            dots = chart.locator("circle.dot").evaluate_all("all => all.map((x) => +x.getAttribute('cy'))")
-            ys = [float(y) for path in paths for y in re.findall(r",(-?[\d.]+)", path)] + dots
-            assert len(dots) == 3 and top + 3 <= min(ys) and max(ys) <= top + height - 3
+            dots = chart.locator("circle.dot").evaluate_all(
+                "all => all.map((x) => [+x.getAttribute('cy'), +x.getAttribute('r')])"
+            )
+            ys = [float(y) for path in paths for y in re.findall(r",(-?[\d.]+)", path)] + [y for y, _ in dots]
+            assert top + 3 <= min(ys) and max(ys) <= top + height - 3
+            assert len({(round(y), r) for y, r in dots}) == 3, "none hides another"
 
 
 # Results

@@ -77,7 +77,10 @@ function redraw(container) {
   }
   for (const mark of marks) element("line", { class: `cross ${mark.name || ""}`, x1: px(mark.x), x2: px(mark.x), y1: box.top, y2: box.bottom }, svg);
   for (const [a, b] of crosses) element("path", { class: "times", d: `M${px(a) - 4},${py(b) - 4}l8,8m0,-8l-8,8` }, svg);
-  for (const dot of dots) element("circle", { class: `dot ${dot.name}`, cx: px(dot.x), cy: py(dot.y), r: 4.5 }, svg);
+  dots.forEach((dot, i) => { // one that others cover is larger, so that it shows as a ring around them
+    const above = dots.slice(i + 1).filter((other) => Math.hypot(px(other.x) - px(dot.x), py(other.y) - py(dot.y)) < 3).length;
+    element("circle", { class: `dot ${dot.name}`, cx: px(dot.x), cy: py(dot.y), r: 4.5 + 3 * above }, svg);
+  });
 
   if (hover) {
     const cross = element("line", { class: "cross", y1: box.top, y2: box.bottom, visibility: "hidden" }, svg);
