@@ -1,15 +1,15 @@
 """Phasic policy gradient (PPG) on Procgen, in one file.  # PPG, 4 lines
 
-Cobbe, Hilton, Klimov and Schulman, 2020 (arXiv:2009.04416). Policy and value have a network each. A
-phase is n_pi iterations of PPO, then auxiliary epochs, where the policy's trunk learns values too.
+Cobbe et al., 2020 (arXiv:2009.04416). Policy and value have a network each, so that their losses do
+not interfere. After n_pi iterations (a phase), auxiliary epochs teach values to the policy's trunk.
 
 The algorithm comes first; a line after main() says where it ends. In a hurry, start at "# (1)".
 
 Paper: "Batch size-invariance for policy optimization", Hilton, Cobbe and Schulman, 2021
-(arXiv:2110.00641). Section, appendix and footnote numbers refer to it; "PPO equation" refers to
+(arXiv:2110.00641). Section and appendix numbers refer to it; "PPO equation" refers to
 Schulman et al., 2017 (arXiv:1707.06347).
 
-Five files, each a whole algorithm, and but for the first a few tagged lines from an earlier one:
+Five files, each a whole algorithm. All but the first differ from an earlier one in tagged lines:
   ppo.py        PPO. Its old policy, which sampled the data, does two jobs. As behaviour policy it
                 corrects for the data's age. As proximal policy it limits how far pi may move.
   ppo_ewma.py   PPO-EWMA: two policies for the two jobs.                    Its tag is EWMA.
@@ -84,14 +84,14 @@ def add_flags(parser):
     add("--gamma", type=fraction, default=0.999, help="discount")
     add("--gae-lambda", type=fraction, default=0.95, help="GAE: 0 trusts values, 1 trusts returns")
     add("--clip-coef", type=fraction, default=0.2, help="clip range epsilon; 0: no clipping")
-    add("--kl-coef", type=nonnegative, default=0.0, help="KL penalty; set 1 with --clip-coef 0")
+    add("--kl-coef", type=nonnegative, default=0.0, help="KL penalty's weight; with no clip, try 1")
     add("--vf-coef", type=nonnegative, default=0.5, help="weight of the value loss")
     add("--ent-coef", type=nonnegative, default=0.01, help="weight of the entropy bonus")
     add("--reward-norm", action=argparse.BooleanOptionalAction, default=True, help="scale rewards")
     scopes = ["iteration", "minibatch", "none"]
-    add("--adv-norm", choices=scopes, default="iteration", help="over what; paper: iteration")
+    add("--adv-norm", choices=scopes, default="iteration", help="normalise advantages over this")
     add("--clip-vloss", action="store_true", help="not in the paper: clip the value loss, too")
-    add("--target-kl", type=nonnegative, help="not in the paper: no epoch after this KL")
+    add("--target-kl", type=nonnegative, help="not in the paper: above this KL, no more epochs")
     add("--channels", type=count, nargs=3, default=[16, 32, 32], help="network widths")
 
     add = parser.add_argument_group("phasic policy gradient").add_argument  # PPG, 9 lines
@@ -99,48 +99,48 @@ def add_flags(parser):
     add("--aux-epochs", type=number(int, 0), default=6, help="passes over a phase's data, E_aux")
     add("--aux-rollouts", type=count, default=16, help="rollouts in an auxiliary minibatch")
     add("--aux-learning-rate", type=nonnegative, default=5e-4, help="auxiliary Adam step size")
-    add("--aux-value-coef", type=nonnegative, default=1.0, help="weight there of value_head's loss")
-    add("--beta-clone", type=nonnegative, default=1.0, help="weight of the KL to the policy before")
-    add("--arch", choices=["dual", "detach"], default="dual", help="detach: one trunk for both")
+    add("--aux-value-coef", type=nonnegative, default=1.0, help="auxiliary weight of value's loss")
+    add("--beta-clone", type=nonnegative, default=1.0, help="weight of the KL that holds pi still")
+    add("--arch", choices=["dual", "detach"], default="dual", help="detach: value reads pi's trunk")
     add("--aux-buffer-dir", type=os.path.abspath, help="for the frames; None: the run's folder")
 
     add = parser.add_argument_group("batch size").add_argument
     add("--reference-num-envs", type=count, default=256, help="the N other flags were tuned at")
-    names = adjustable(parser)  # lr and adv-norm; with EWMA also prox, in PPG n-pi
+    names = adjustable(parser)  # lr and adv-norm; ppo_ewma.py adds prox, ppg.py n-pi
     add("--no-adjust", nargs="+", default=[], choices=names, help="leave these as given")
     add("--lr-rule", choices=["sqrt", "linear"], default="sqrt", help="linear: as SGD, appendix D")
     add("--adjust-betas", choices=["none", "beta2", "both"], default="none", help="see appendix E")
 
 
 def adjust_for_batch_size(args):
-    """Section 4: make N environments learn as the reference number does, per environment step.
+    """Section 4: make N environments learn, per environment step, as the reference number would.
 
-    The paper claims this with EWMA, for small enough batches and one policy epoch: the fewer
-    frames an iteration has, the more a second epoch just repeats the steps of the first.
+    The paper claims this with EWMA, for small enough batches and one policy epoch: the smaller an
+    iteration, the less pi moves in it, and the more a second epoch just repeats the first.
     """
-    c = args.reference_num_envs / args.num_envs  # how many times smaller iterations are
+    c = args.reference_num_envs / args.num_envs  # iterations and minibatches are c times smaller
     by = {name: 1 if name in args.no_adjust else c for name in ADJUSTABLE}  # 1: not adjusted
     used = SimpleNamespace()
 
-    # Minibatches c times smaller make c times as many steps, so each should go 1/c as far. Where
-    # noise dominates, Adam's divisor, the gradient's root mean square, grows by sqrt(c): half the
-    # work. A step size smaller by sqrt(c) does the other half (appendix D).
+    # Minibatches c times smaller make c times as many steps, so each should go 1/c as far on
+    # average. Adam divides by the gradient's root mean square. That is mostly noise, and grows by
+    # sqrt(c): half the work. A step size smaller by sqrt(c) does the other half (appendix D).
     used.lr = args.learning_rate / (by["lr"] if args.lr_rule == "linear" else math.sqrt(by["lr"]))
 
-    # Of an average that estimates, keep the span, 2 / (1 - decay) - 1: how many equally weighted
-    # terms it is worth. Of one that lags, as a network's (ppo_ewma.py), keep the centre of mass,
-    # 1 / (1 - decay) - 1: its mean age. The reference's span is 1 iteration, the least there is:
-    used.adv_norm_span = max(1, by["adv-norm"])
+    # A moving average should stay as long in environment steps: c times as many terms. If it is to
+    # estimate, its length is the span, 2 / (1 - decay) - 1: how many equally weighted terms it is
+    # worth. If it is to lag (ppo_ewma.py): the centre of mass, 1 / (1 - decay) - 1, its mean age.
+    used.adv_norm_span = max(1, by["adv-norm"])  # iterations; at the reference 1, the least
     used.adv_norm_decay = (used.adv_norm_span - 1) / (used.adv_norm_span + 1)
     # Adam's own averages matter little (section 3.2); --adjust-betas keeps their decay per frame.
     used.beta1 = 0.9 ** (1 / c) if args.adjust_betas == "both" else 0.9
     used.beta2 = 0.999 ** (1 / c) if args.adjust_betas != "none" else 0.999
-    # PPG, 6 lines: as many frames a phase. Auxiliary minibatches shrink, but not below 4 rollouts,
+    # PPG, 6 lines: a phase keeps its size. Auxiliary minibatches shrink, but not below 4 rollouts,
     # since tiny ones are slow (appendix B); their step size follows the size they end up with.
     used.n_pi = max(1, round(args.n_pi * by["n-pi"]))
     used.aux_rollouts = max(min(4, args.aux_rollouts), round(args.aux_rollouts / c))
-    size = 1 if "lr" in args.no_adjust else used.aux_rollouts / args.aux_rollouts
-    used.aux_lr = args.aux_learning_rate * (size if args.lr_rule == "linear" else math.sqrt(size))
+    ratio = 1 if "lr" in args.no_adjust else used.aux_rollouts / args.aux_rollouts
+    used.aux_lr = args.aux_learning_rate * (ratio if args.lr_rule == "linear" else math.sqrt(ratio))
     return used
 
 
@@ -203,7 +203,7 @@ class Agent(nn.Module):
     def forward(self, obs):
         return self.with_aux_value(obs)[:2]  # PPG, 3 lines
 
-    def with_aux_value(self, obs):  # value_head never trains the policy's trunk; aux_head does
+    def with_aux_value(self, obs):  # of the value heads, aux_head alone trains the policy's trunk
         features = self.trunk(obs)
         x = features.detach() if self.value_trunk is None else self.value_trunk(obs)  # PPG, 3 lines
         value, aux_value = self.value_head(x), self.aux_head(features)
@@ -259,8 +259,8 @@ def update_moments(sums, x, decay):
 
 def minibatches(envs, steps, num_minibatches):
     """One epoch's minibatches: rows of indices into envs * steps frames. Each holds whole rollouts
-    (a rollout: the T steps of one environment), or, if these are too few, a stretch of one. The
-    authors chose not to shuffle time; within a minibatch, order does not matter to a mean."""
+    (a rollout: the T steps of one environment), or, if there are more minibatches than rollouts, a
+    stretch of one. Time is not shuffled, the authors' choice: a mean does not mind the order."""
     rollouts = torch.arange(envs * steps).view(envs, steps)
     return rollouts[torch.randperm(envs)].view(num_minibatches, -1)
 
@@ -312,7 +312,7 @@ def main():
         aux_optimizer=torch.optim.Adam(agent.parameters(), used.aux_lr, eps=1e-8),  # PPG, 2 lines
         buffer=AuxiliaryBuffer(args),
         discounted_return=torch.zeros(args.num_envs, device=device),
-        return_stats=torch.tensor([1e-4, 0, 1], dtype=torch.float64, device=device),
+        return_stats=torch.tensor([1e-4, 0, 1], dtype=torch.float64, device=device),  # count ~ 0
         advantage_sums=torch.zeros(3, dtype=torch.float64, device=device),
     )
     run = Run(args, used, saved, state, envs, device)  # folder, logs; loads state to --resume
@@ -416,7 +416,7 @@ def main():
                     (args.vf_coef * len(micro) / len(minibatch) * v_loss).backward()
                 optimizer.step()
         # PPG, 31 lines: the auxiliary phase. On the value targets of n_pi iterations, aux_head
-        # trains the policy's trunk, and value_head trains more. A KL keeps the policy as it was.
+        # trains the policy's trunk, and value_head trains more; a KL keeps pi a clone of itself.
         if args.aux_epochs and iteration % used.n_pi == 0:
             frames, targets = state.buffer.read()  # [F, 64, 64, 3], mapped from disk, and [F]
             logprobs_before = torch.empty(len(frames), ACTIONS, device=device)
@@ -424,7 +424,7 @@ def main():
                 pieces = run.each(frames.split(microbatch_size), "auxiliary phase, piece")
                 for x, out in zip(pieces, logprobs_before.split(microbatch_size), strict=True):
                     out[:] = agent.policy_head(agent.trunk(upload(x, device))).log_softmax(-1)
-            targets, x = targets.to(device), None  # x, a view, would hold the file
+            targets, x = targets.to(device), None  # x, a view, would keep the file open
             rollouts, aux_stats = torch.arange(len(frames)).view(-1, args.num_steps), []
             for aux_epoch in range(args.aux_epochs):
                 order = rollouts[torch.randperm(len(rollouts))].split(used.aux_rollouts)
@@ -437,7 +437,7 @@ def main():
                         logits, value, aux_value = agent.with_aux_value(obs)
                         clone_kl = categorical_kl(logprobs_before[here], logits.log_softmax(-1))
                         aux_loss = 0.5 * ((aux_value - targets[here]) ** 2).mean()
-                        v_loss = 0.5 * ((value - targets[here]) ** 2).mean()
+                        v_loss = 0.5 * ((value - targets[here]) ** 2).mean()  # half of value_loss
                         loss = aux_loss + args.beta_clone * clone_kl + args.aux_value_coef * v_loss
                         share = len(micro) / minibatch.numel()
                         (share * loss).backward()
@@ -951,9 +951,10 @@ def adjustment_table(args, used):
     for name, stated, value in [("beta1", 0.9, used.beta1), ("beta2", 0.999, used.beta2)]:
         rule = "to the 1/c" if args.adjust_betas in ("both", name) else "kept"
         rows += [(name, f"Adam {name}", stated, value, rule)]
-    rows += [("n-pi", "iterations per phase", args.n_pi, used.n_pi, "* c, rounded")]  # PPG, 3 lines
+    rows += [("n-pi", "iterations per phase", args.n_pi, used.n_pi, "* c, rounded")]  # PPG, 4 lines
     rows += [("aux-rollouts", "per minibatch", args.aux_rollouts, used.aux_rollouts, "/ c, min. 4")]
-    rows += [("aux-lr", "Adam step size", args.aux_learning_rate, used.aux_lr, "by aux-rollouts")]
+    rule = "kept" if "lr" in args.no_adjust else "by aux-rollouts"
+    rows += [("aux-lr", "Adam step size", args.aux_learning_rate, used.aux_lr, rule)]
     for name, what, stated, value, rule in rows:
         decay = vars(used).get(f"{name.replace('-', '_')}_decay", "")
         yield name, what, stated, value, decay, "kept" if name in args.no_adjust else rule

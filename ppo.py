@@ -3,10 +3,10 @@
 The algorithm comes first; a line after main() says where it ends. In a hurry, start at "# (1)".
 
 Paper: "Batch size-invariance for policy optimization", Hilton, Cobbe and Schulman, 2021
-(arXiv:2110.00641). Section, appendix and footnote numbers refer to it; "PPO equation" refers to
+(arXiv:2110.00641). Section and appendix numbers refer to it; "PPO equation" refers to
 Schulman et al., 2017 (arXiv:1707.06347).
 
-Five files, each a whole algorithm, and but for the first a few tagged lines from an earlier one:
+Five files, each a whole algorithm. All but the first differ from an earlier one in tagged lines:
   ppo.py        PPO. Its old policy, which sampled the data, does two jobs. As behaviour policy it
                 corrects for the data's age. As proximal policy it limits how far pi may move.
   ppo_ewma.py   PPO-EWMA: two policies for the two jobs.                    Its tag is EWMA.
@@ -79,43 +79,43 @@ def add_flags(parser):
     add("--gamma", type=fraction, default=0.999, help="discount")
     add("--gae-lambda", type=fraction, default=0.95, help="GAE: 0 trusts values, 1 trusts returns")
     add("--clip-coef", type=fraction, default=0.2, help="clip range epsilon; 0: no clipping")
-    add("--kl-coef", type=nonnegative, default=0.0, help="KL penalty; set 1 with --clip-coef 0")
+    add("--kl-coef", type=nonnegative, default=0.0, help="KL penalty's weight; with no clip, try 1")
     add("--vf-coef", type=nonnegative, default=0.5, help="weight of the value loss")
     add("--ent-coef", type=nonnegative, default=0.01, help="weight of the entropy bonus")
     add("--reward-norm", action=argparse.BooleanOptionalAction, default=True, help="scale rewards")
     scopes = ["iteration", "minibatch", "none"]
-    add("--adv-norm", choices=scopes, default="iteration", help="over what; paper: iteration")
+    add("--adv-norm", choices=scopes, default="iteration", help="normalise advantages over this")
     add("--clip-vloss", action="store_true", help="not in the paper: clip the value loss, too")
-    add("--target-kl", type=nonnegative, help="not in the paper: no epoch after this KL")
+    add("--target-kl", type=nonnegative, help="not in the paper: above this KL, no more epochs")
     add("--channels", type=count, nargs=3, default=[16, 32, 32], help="network widths")
 
     add = parser.add_argument_group("batch size").add_argument
     add("--reference-num-envs", type=count, default=256, help="the N other flags were tuned at")
-    names = adjustable(parser)  # lr and adv-norm; with EWMA also prox, in PPG n-pi
+    names = adjustable(parser)  # lr and adv-norm; ppo_ewma.py adds prox, ppg.py n-pi
     add("--no-adjust", nargs="+", default=[], choices=names, help="leave these as given")
     add("--lr-rule", choices=["sqrt", "linear"], default="sqrt", help="linear: as SGD, appendix D")
     add("--adjust-betas", choices=["none", "beta2", "both"], default="none", help="see appendix E")
 
 
 def adjust_for_batch_size(args):
-    """Section 4: make N environments learn as the reference number does, per environment step.
+    """Section 4: make N environments learn, per environment step, as the reference number would.
 
-    The paper claims this with EWMA, for small enough batches and one policy epoch: the fewer
-    frames an iteration has, the more a second epoch just repeats the steps of the first.
+    The paper claims this with EWMA, for small enough batches and one policy epoch: the smaller an
+    iteration, the less pi moves in it, and the more a second epoch just repeats the first.
     """
-    c = args.reference_num_envs / args.num_envs  # how many times smaller iterations are
+    c = args.reference_num_envs / args.num_envs  # iterations and minibatches are c times smaller
     by = {name: 1 if name in args.no_adjust else c for name in ADJUSTABLE}  # 1: not adjusted
     used = SimpleNamespace()
 
-    # Minibatches c times smaller make c times as many steps, so each should go 1/c as far. Where
-    # noise dominates, Adam's divisor, the gradient's root mean square, grows by sqrt(c): half the
-    # work. A step size smaller by sqrt(c) does the other half (appendix D).
+    # Minibatches c times smaller make c times as many steps, so each should go 1/c as far on
+    # average. Adam divides by the gradient's root mean square. That is mostly noise, and grows by
+    # sqrt(c): half the work. A step size smaller by sqrt(c) does the other half (appendix D).
     used.lr = args.learning_rate / (by["lr"] if args.lr_rule == "linear" else math.sqrt(by["lr"]))
 
-    # Of an average that estimates, keep the span, 2 / (1 - decay) - 1: how many equally weighted
-    # terms it is worth. Of one that lags, as a network's (ppo_ewma.py), keep the centre of mass,
-    # 1 / (1 - decay) - 1: its mean age. The reference's span is 1 iteration, the least there is:
-    used.adv_norm_span = max(1, by["adv-norm"])
+    # A moving average should stay as long in environment steps: c times as many terms. If it is to
+    # estimate, its length is the span, 2 / (1 - decay) - 1: how many equally weighted terms it is
+    # worth. If it is to lag (ppo_ewma.py): the centre of mass, 1 / (1 - decay) - 1, its mean age.
+    used.adv_norm_span = max(1, by["adv-norm"])  # iterations; at the reference 1, the least
     used.adv_norm_decay = (used.adv_norm_span - 1) / (used.adv_norm_span + 1)
     # Adam's own averages matter little (section 3.2); --adjust-betas keeps their decay per frame.
     used.beta1 = 0.9 ** (1 / c) if args.adjust_betas == "both" else 0.9
@@ -231,8 +231,8 @@ def update_moments(sums, x, decay):
 
 def minibatches(envs, steps, num_minibatches):
     """One epoch's minibatches: rows of indices into envs * steps frames. Each holds whole rollouts
-    (a rollout: the T steps of one environment), or, if these are too few, a stretch of one. The
-    authors chose not to shuffle time; within a minibatch, order does not matter to a mean."""
+    (a rollout: the T steps of one environment), or, if there are more minibatches than rollouts, a
+    stretch of one. Time is not shuffled, the authors' choice: a mean does not mind the order."""
     rollouts = torch.arange(envs * steps).view(envs, steps)
     return rollouts[torch.randperm(envs)].view(num_minibatches, -1)
 
@@ -282,7 +282,7 @@ def main():
         agent=agent,
         optimizer=optimizer,
         discounted_return=torch.zeros(args.num_envs, device=device),
-        return_stats=torch.tensor([1e-4, 0, 1], dtype=torch.float64, device=device),
+        return_stats=torch.tensor([1e-4, 0, 1], dtype=torch.float64, device=device),  # count ~ 0
         advantage_sums=torch.zeros(3, dtype=torch.float64, device=device),
     )
     run = Run(args, used, saved, state, envs, device)  # folder, logs; loads state to --resume

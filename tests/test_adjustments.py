@@ -102,6 +102,15 @@ def test_the_table_is_announced_with_its_caveats(script, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+def test_the_table_says_what_is_kept(script):
+    """A rule where the value changes, "kept" where it does not."""
+    for words in [[], ["--no-adjust", "lr"], ["--no-adjust", "adv-norm"], ["--adjust-betas", "beta2"]]:
+        args, used = parse(script, "--num-envs", 64, *words)
+        for name, _, stated, value, _, rule in load(script).adjustment_table(args, used):
+            assert (rule == "kept") == (stated == value), name
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_adjusted_values_reach_the_optimiser(script, tmp_path):
     flags = [*TINY, "--total-timesteps", "32", "--adjust-betas", "both", "--learning-rate", "1e-3"]
     train(script, tmp_path, *flags, *(["--aux-learning-rate", "2e-3"] if script in PPG else []))

@@ -16,7 +16,7 @@ from helpers import ROOT, SCRIPTS, load
 
 TEXT = {script: (ROOT / f"{script}.py").read_text() for script in SCRIPTS}
 LINES = {script: text.splitlines() for script, text in TEXT.items()}
-PAIRS = [("ppo", "ppo_ewma", "EWMA", 30), ("ppg", "ppg_ewma", "EWMA", 33), ("ppo", "ppg", "PPG", 145)]
+PAIRS = [("ppo", "ppo_ewma", "EWMA", 30), ("ppg", "ppg_ewma", "EWMA", 33), ("ppo", "ppg", "PPG", 146)]
 PAIRS += [("ppo", "staleness", "STALE", 50)]
 END = "The algorithm is complete."
 LOOP = "    for iteration in "
