@@ -23,6 +23,7 @@ HOMES = {
     "ewma": ["ppo_ewma", "ppg_ewma"],
     "ppg_ewma": ["ppg_ewma"],
 }
+WHOLE = 8  # a tagged block of up to so many lines is not cut
 COLOURED = "c1 sd s1 s2 sa si se k kn kc ow nf nc fm mi mf nb bp nd".split()  # of Pygments' classes
 
 
@@ -56,15 +57,13 @@ class Script:
         except SyntaxError as error:
             raise BuildError(f"{self.file}, line {error.lineno}: {error.msg}") from None
         self.notes = {}  # by the index of a line
-        self.tags = {tag: self.tagged(tag) for tag in ("EWMA", "STALE", "PPG")}
-
-    def tagged(self, tag):
-        """Indices of the lines that "# TAG" stands for: its own line, or as many as it says, from its own on."""
-        covered = set()
-        for i, line in enumerate(self.lines):
-            if found := re.search(rf"# {tag}(?:, (\d+) lines)?\b", line):
-                covered |= set(range(i, i + int(found[1] or 1)))
-        return covered
+        self.tags, self.heads = {tag: set() for tag in ("EWMA", "STALE", "PPG")}, {}
+        for i, line in enumerate(self.lines):  # a tag stands for its line, or as many as it says, from there on
+            if found := re.search(rf"# ({'|'.join(self.tags)})(?:, (\d+) lines)?\b", line):
+                block = range(i, i + int(found[2] or 1))
+                self.tags[found[1]] |= set(block)
+                if len(block) <= WHOLE:
+                    self.heads |= dict.fromkeys(block, i)
 
     def places(self, quote):
         """Where these lines stand. Indentation does not count, nor does a comment at the end that the quote lacks, nor
@@ -97,12 +96,13 @@ class Script:
         return Markup("".join(self.line(i, tag=tag_of(i), anchor=anchor) for i in range(start, stop)))
 
     def rows(self, start, stop):
-        """Lines cut at notes: [start, stop, notes]. A cut is never inside a statement, nor between the head of a block
-        and its first line. Comments just above go with it."""
+        """Lines cut at notes: [start, stop, notes]. A cut is never inside a statement or a short tagged block, nor
+        between the head of a block and its first line. Comments just above go with it."""
         notes = {}
         for i, note in sorted(self.notes.items()):
             if start <= i < stop:
-                notes.setdefault(max(start, self.above(self.starts.get(i, i))), []).append(note)
+                i = self.starts.get(i, i)
+                notes.setdefault(max(start, self.above(self.heads.get(i, i))), []).append(note)
         cuts = sorted({start, *notes})
         return [(a, b, notes.get(a, [])) for a, b in zip(cuts, [*cuts[1:], stop], strict=True)]
 
