@@ -85,11 +85,15 @@ def estimate(gradients, square_norms, frames):
     return Estimate(*turned, dots.sum() / (envs * (envs - 1)))
 
 
+def fresh_seed(train, seed):
+    """A seed for games that are not those of training."""
+    return ALL_LEVELS - seed if ALL_LEVELS - seed != train.seed else seed
+
+
 def collect(agent, module, train, envs, steps, seed, device, bar):
     """Play, and keep `steps` successive steps of each environment, and one more frame: {name: [envs, steps, ...]}."""
     torch.manual_seed(seed)
-    rand_seed = ALL_LEVELS - seed if ALL_LEVELS - seed != train.seed else seed  # not the games of training
-    games = module.Games(SimpleNamespace(**vars(train) | {"num_envs": envs, "seed": rand_seed}))
+    games = module.Games(SimpleNamespace(**vars(train) | {"num_envs": envs, "seed": fresh_seed(train, seed)}))
     start, row, kept = torch.randint(LATEST_START + 1, (envs,)), torch.arange(envs), {}
     _, frames, first = games.observe()
     for step in range(int(start.max()) + steps + 1):
@@ -233,8 +237,8 @@ def load_patched(run_dir, path, device):
     return agent.to(device), module, train, saved
 
 
-def load(run_dir, script, frames, device):
-    """A run's agent and what else is needed of it, checked."""
+def load(run_dir, script, device):
+    """A run's agent, the module and the flags that it was trained with, and its checkpoint. All is checked."""
     if script:
         agent, module, train, saved = load_patched(run_dir, script, device)
     else:
@@ -245,18 +249,17 @@ def load(run_dir, script, frames, device):
         module = load_script(name)
     if saved.pop("digest", None) != module.digest(saved):
         fail(f"{run_dir}: is damaged, or was changed after it was written")
-    if frames < 8 * train.num_steps:
-        fail(f"--frames {frames}: must be {8 * train.num_steps} or more, 8 rollouts of {run_dir}")
-    game = ", ".join([train.env_id, *([] if script else [train.distribution_mode]), f"seed {train.seed}"])
-    title = f"{saved['script']}.py on {game}, after {saved['global_step']:,} steps: {run_dir}"
-    return agent, module, train, saved["return_stats"], title
+    return agent, module, train, saved
 
 
 def main():
     args = parse_args()
     device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
-    runs = [load(run_dir, args.script, args.frames, device) for run_dir in args.run_dirs]
-    for place, (agent, module, train, return_stats, title) in enumerate(runs):
+    runs = [load(run_dir, args.script, device) for run_dir in args.run_dirs]
+    for run_dir, (_, _, train, _) in zip(args.run_dirs, runs, strict=True):
+        if args.frames < 8 * train.num_steps:
+            fail(f"--frames {args.frames}: must be {8 * train.num_steps} or more, 8 rollouts of {run_dir}")
+    for place, (run_dir, (agent, module, train, saved)) in enumerate(zip(args.run_dirs, runs, strict=True)):
         rollouts, minibatch = args.frames // train.num_steps, train.num_envs * train.num_steps // train.num_minibatches
         envs = min(ENVIRONMENTS, rollouts)
         steps = rollouts // envs * train.num_steps
@@ -264,9 +267,11 @@ def main():
         with tqdm(total=total, unit=" frames", dynamic_ncols=True, disable=None, leave=False) as bar:
             bar.set_description("play")
             kept = collect(agent, module, train, envs, steps, args.seed, device, bar)
-            data = prepare(module, train, kept, return_stats)
+            data = prepare(module, train, kept, saved["return_stats"])
             bar.set_description("gradients")
             results = measure(agent, module, train, data, min(train.num_steps, minibatch), device, bar)
+        game = ", ".join([train.env_id, *([] if args.script else [train.distribution_mode]), f"seed {train.seed}"])
+        title = f"{saved['script']}.py on {game}, after {saved['global_step']:,} steps: {run_dir}"
         print("\n" * (place > 0) + title)
         print(f"{envs * steps:,} fresh frames from {envs} environments; all sizes in frames")
         print("\n".join(report(results, train, minibatch)), flush=True)
