@@ -1,7 +1,7 @@
 """Phasic policy gradient (PPG) on Procgen, in one file.  # PPG, 4 lines
 
-Cobbe et al., 2020 (arXiv:2009.04416). Policy and value have a network each, so that their losses do
-not interfere. After n_pi iterations (a phase), auxiliary epochs teach values to the policy's trunk.
+Cobbe et al., 2020 (arXiv:2009.04416). Policy and value losses interfere, so each has a network. Yet
+features of values help pi: after n_pi iterations (a phase), its trunk learns them in extra epochs.
 
 The algorithm comes first; a line after main() says where it ends. In a hurry, start at "# (1)".
 
@@ -18,13 +18,13 @@ Five files, each a whole algorithm. All but the first differ from an earlier one
   ppg_ewma.py   PPG-EWMA, the paper's main algorithm: ppg.py with ppo_ewma.py's patch. Both tags.
 grep -n "# TAG" finds what a file changes; "# TAG, 3 lines" means that line and the next two.
 
-Deviations from the paper: (1) one process steps all environments, where the paper averages the
-gradients of 4 workers with 64 each; (2) a minibatch goes through the network in pieces, which
-bounds memory and adds up to the same gradient (--microbatch-size).
+Deviations from the paper: (1) one process steps all environments, where the paper has 4 workers
+with 64 each; (2) a minibatch goes through the network in pieces, which bounds memory and adds up
+to the same gradient (--microbatch-size).
 
 # EWMA, 3 lines: the change here. PPO replaces its old policy each iteration: the smaller the batch,
-the sooner, and the less it limits pi. In its place: a network whose weights are an exponentially
-weighted moving average (EWMA) of pi's, as old in environment steps at any batch size (--prox-com).
+the sooner, and the less it limits pi. So pi_prox is another network, an exponentially weighted
+moving average (EWMA) of pi's weights: as old in environment steps at any batch size (--prox-com).
 """
 
 import argparse
@@ -97,7 +97,7 @@ def add_flags(parser):
     scopes = ["iteration", "minibatch", "none"]
     add("--adv-norm", choices=scopes, default="iteration", help="normalise advantages over this")
     add("--clip-vloss", action="store_true", help="not in the paper: clip the value loss, too")
-    add("--target-kl", type=nonnegative, help="not in the paper: above this KL, no more epochs")
+    add("--target-kl", type=nonnegative, help="not in the paper: KL that ends the policy epochs")
     add("--channels", type=count, nargs=3, default=[16, 32, 32], help="network widths")
 
     add = parser.add_argument_group("phasic policy gradient").add_argument  # PPG, 9 lines
@@ -112,7 +112,7 @@ def add_flags(parser):
 
     add = parser.add_argument_group("batch size").add_argument
     add("--reference-num-envs", type=count, default=256, help="the N other flags were tuned at")
-    names = adjustable(parser)  # lr and adv-norm; ppo_ewma.py adds prox, ppg.py n-pi
+    names = adjustable(parser)  # those with a flag here: lr, adv-norm; with EWMA prox, in PPG n-pi
     add("--no-adjust", nargs="+", default=[], choices=names, help="leave these as given")
     add("--lr-rule", choices=["sqrt", "linear"], default="sqrt", help="linear: as SGD, appendix D")
     add("--adjust-betas", choices=["none", "beta2", "both"], default="none", help="see appendix E")
@@ -121,30 +121,30 @@ def add_flags(parser):
 def adjust_for_batch_size(args):
     """Section 4: make N environments learn, per environment step, as the reference number would.
 
-    The paper claims this with EWMA, for small enough batches and one policy epoch: the smaller an
-    iteration, the less pi moves in it, and the more a second epoch just repeats the first.
+    The paper claims this only with EWMA, small enough batches and one policy epoch: in a small
+    iteration pi hardly moves, so a second epoch repeats the first, as a larger step size would.
     """
     c = args.reference_num_envs / args.num_envs  # iterations and minibatches are c times smaller
     by = {name: 1 if name in args.no_adjust else c for name in ADJUSTABLE}  # 1: not adjusted
     used = SimpleNamespace()
 
     # Minibatches c times smaller make c times as many steps, so each should go 1/c as far on
-    # average. Adam divides by the gradient's root mean square. That is mostly noise, and grows by
-    # sqrt(c): half the work. A step size smaller by sqrt(c) does the other half (appendix D).
+    # average. Adam divides by the gradient's root mean square: mostly noise, it grows by sqrt(c).
+    # That shortens steps by sqrt(c); a step size smaller by sqrt(c) does the rest (appendix D).
     used.lr = args.learning_rate / (by["lr"] if args.lr_rule == "linear" else math.sqrt(by["lr"]))
 
-    # A moving average should stay as long in environment steps: c times as many terms. If it is to
-    # estimate, its length is the span, 2 / (1 - decay) - 1: how many equally weighted terms it is
-    # worth. If it is to lag (ppo_ewma.py): the centre of mass, 1 / (1 - decay) - 1, its mean age.
-    used.adv_norm_span = max(1, by["adv-norm"])  # iterations; at the reference 1, the least
+    # A moving average should cover the same environment steps: c times as many terms. The length of
+    # one that estimates is its span, 2 / (1 - decay) - 1: the equally weighted terms it is worth.
+    # Of one that lags (ppo_ewma.py), the centre of mass, 1 / (1 - decay) - 1: its terms' mean age.
+    used.adv_norm_span = max(1, by["adv-norm"])  # iterations; 1: no memory, as at the reference
     used.adv_norm_decay = (used.adv_norm_span - 1) / (used.adv_norm_span + 1)
     used.prox_com = args.prox_com * by["prox"]  # EWMA, 2 lines: optimiser steps, c times as many
     used.prox_decay = used.prox_com / (used.prox_com + 1)
     # Adam's own averages matter little (section 3.2); --adjust-betas keeps their decay per frame.
     used.beta1 = 0.9 ** (1 / c) if args.adjust_betas == "both" else 0.9
     used.beta2 = 0.999 ** (1 / c) if args.adjust_betas != "none" else 0.999
-    # PPG, 6 lines: a phase keeps its size. Auxiliary minibatches shrink, but not below 4 rollouts,
-    # since tiny ones are slow (appendix B); their step size follows the size they end up with.
+    # PPG, 6 lines: a phase keeps its frames. Auxiliary minibatches shrink by c, but not below 4
+    # rollouts, as tiny ones are slow (appendix B). So their step size follows their size, not c.
     used.n_pi = max(1, round(args.n_pi * by["n-pi"]))
     used.aux_rollouts = max(min(4, args.aux_rollouts), round(args.aux_rollouts / c))
     ratio = 1 if "lr" in args.no_adjust else used.aux_rollouts / args.aux_rollouts
@@ -211,7 +211,7 @@ class Agent(nn.Module):
     def forward(self, obs):
         return self.with_aux_value(obs)[:2]  # PPG, 3 lines
 
-    def with_aux_value(self, obs):  # of the value heads, aux_head alone trains the policy's trunk
+    def with_aux_value(self, obs):  # only aux_value's loss reaches pi's trunk; nothing else uses it
         features = self.trunk(obs)
         x = features.detach() if self.value_trunk is None else self.value_trunk(obs)  # PPG, 3 lines
         value, aux_value = self.value_head(x), self.aux_head(features)
@@ -227,7 +227,7 @@ def sample(logprobs):
 def normalise_rewards(reward, first, discounted_return, return_stats):
     """Divide rewards [N, T] by the standard deviation of all discounted returns so far; clip at 10.
 
-    discounted_return [N] looks back: what each environment has collected so far. Its discount of
+    discounted_return [N] looks back: an episode's rewards so far, discounted. Its discount of
     0.99, not gamma, is the authors' choice: it only sets a scale. return_stats: count, mean, var.
     """
     returns = []
@@ -268,7 +268,7 @@ def update_moments(sums, x, decay):
 def minibatches(envs, steps, num_minibatches):
     """One epoch's minibatches: rows of indices into envs * steps frames. Each holds whole rollouts
     (a rollout: the T steps of one environment), or, if there are more minibatches than rollouts, a
-    stretch of one. Time is not shuffled, the authors' choice: a mean does not mind the order."""
+    stretch of one. The authors keep rollouts whole, too; many other PPOs shuffle all frames."""
     rollouts = torch.arange(envs * steps).view(envs, steps)
     return rollouts[torch.randperm(envs)].view(num_minibatches, -1)
 
@@ -292,8 +292,8 @@ def policy_loss(logp, logp_prox, advantage, clip_coef):
     objective = ratio * advantage
     if clip_coef == 0:
         return -objective.mean(), objective.new_zeros(())
-    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)  # min takes this constant where r has
-    objective = torch.min(objective, clipped * advantage)  # gone too far in A's direction
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    objective = torch.min(objective, clipped * advantage)  # no gradient once r is too far A's way
     return -objective.mean(), (clipped != ratio).float().mean()
 
 
@@ -307,7 +307,7 @@ def value_loss(value, value_old, value_target, clip):
 
 
 def update_ewma(state, policy, decay):  # EWMA, 6 lines: appendix A
-    """Average pi's weights: those of k steps ago count decay^k, from the first or a reset on."""
+    """Average pi's weights, from the first on: those of k steps ago count decay^k."""
     state.prox_weight = 1 + decay * state.prox_weight  # the sum of decay^k
     for p, q in zip(state.prox.parameters(), policy.parameters(), strict=True):
         p.lerp_(q.detach(), 1 / state.prox_weight)
@@ -340,7 +340,7 @@ def main():
         # (1) Collect T steps from N environments. The network as it is now is the behaviour policy.
         size = (args.num_envs, args.num_steps, *FRAME)
         obs, steps = torch.empty(size, dtype=torch.uint8, device=device), []
-        _, frames, first = envs.observe()  # first [N]: true where the frame starts an episode
+        _, frames, first = envs.observe()  # does not step; first [N]: the frame starts an episode
         for t in run.each(range(args.num_steps), "collect, step"):
             frames = upload(frames, device)
             obs[:, t] = frames
@@ -385,7 +385,7 @@ def main():
         names = ["obs", "action", "logprobs_behav", "value_old"]
         batch = {name: data[name].flatten(0, 1) for name in names}  # [N * T, ...]
         batch |= {"value_target": value_target.flatten(), "advantage": advantage.flatten()}
-        raw_advantage = batch["advantage"].clone()  # --adv-norm minibatch starts from it each time
+        raw_advantage = batch["advantage"].clone()  # kept: --adv-norm minibatch overwrites that
         value_clip = args.clip_coef if args.clip_vloss else 0
         minibatch_stats = []
         for epoch in range(args.policy_epochs):  # PPG
@@ -411,7 +411,7 @@ def main():
                     # EWMA, 6 lines: pi_prox/pi_behav * min(r A, clip(r, 1 - eps, 1 + eps) A), where
                     # r = pi/pi_prox (section 2). Unclipped, pi_prox cancels: pi/pi_behav A.
                     # The front factor is positive, so A may absorb it.
-                    logp_prox = torch.max(logp_prox, logp.detach() - 60)  # no overflow; it cancels
+                    logp_prox = torch.max(logp_prox, logp.detach() - 60)  # r <= e^60: no overflow
                     logp_behav = logp_of(piece["logprobs_behav"], piece["action"])
                     adv = (logp_prox - logp_behav).exp() * adv
                     pg_loss, clip_fraction = policy_loss(logp, logp_prox, adv, args.clip_coef)
@@ -433,7 +433,7 @@ def main():
             if args.target_kl is not None and minibatch_stats[-1]["policy/kl"] > args.target_kl:
                 break
 
-        for _ in range(epoch + 1, args.value_epochs):  # PPG, 9 lines: the value function alone
+        for _ in range(epoch + 1, args.value_epochs):  # PPG, 9 lines: value epochs still due
             order = upload(minibatches(args.num_envs, args.num_steps, args.num_minibatches), device)
             for minibatch in run.each(order, "optimise, value only, minibatch"):
                 optimizer.zero_grad()
@@ -442,8 +442,8 @@ def main():
                     v_loss = value_loss(value, old, batch["value_target"][micro], value_clip)
                     (args.vf_coef * len(micro) / len(minibatch) * v_loss).backward()
                 optimizer.step()
-        # PPG, 31 lines: the auxiliary phase. On the value targets of n_pi iterations, aux_head
-        # trains the policy's trunk, and value_head trains more; a KL keeps pi a clone of itself.
+        # PPG, 31 lines: the auxiliary phase, on n_pi iterations' data. aux_head's loss teaches
+        # pi's trunk values, value_head trains more; a KL holds pi as it was before these epochs.
         if args.aux_epochs and iteration % used.n_pi == 0:
             frames, targets = state.buffer.read()  # [F, 64, 64, 3], mapped from disk, and [F]
             logprobs_before = torch.empty(len(frames), ACTIONS, device=device)
@@ -451,7 +451,7 @@ def main():
                 pieces = run.each(frames.split(microbatch_size), "auxiliary phase, piece")
                 for x, out in zip(pieces, logprobs_before.split(microbatch_size), strict=True):
                     out[:] = agent.policy_head(agent.trunk(upload(x, device))).log_softmax(-1)
-            targets, x = targets.to(device), None  # x, a view, would keep the file open
+            targets, x = targets.to(device), None  # x, a view, would hold the file beyond frames
             rollouts, aux_stats = torch.arange(len(frames)).view(-1, args.num_steps), []
             for aux_epoch in range(args.aux_epochs):
                 order = rollouts[torch.randperm(len(rollouts))].split(used.aux_rollouts)
@@ -473,7 +473,7 @@ def main():
                     state.aux_optimizer.step()
             stats |= average(aux_stats)
             state.buffer.value_targets = []
-            # EWMA, 3 lines: a new average: the weights moved, if not the policy (appendix A).
+            # EWMA, 3 lines: start a new average: pi is as before, its weights are not (appendix A).
             state.prox.load_state_dict(policy.state_dict())
             state.prox_weight, state.prox_age = 1.0, 0.0
 
@@ -914,7 +914,7 @@ class AuxiliaryBuffer:  # PPG, 34 lines
         try:  # ordinary writes: a full disk is an error to catch, where a memory map would crash
             with open(self.path, "r+b" if self.value_targets else "wb") as file:
                 file.truncate(file.seek(len(self.value_targets) * self.batch_bytes))
-                file.write(obs.numpy())  # over what a killed run wrote and no checkpoint counts
+                file.write(obs.numpy())  # truncate has cut what no checkpoint counts
         except OSError as error:
             fail(f"{self.path}: {error.strerror}; mend that, then --resume", code=1)
         self.value_targets.append(value_target)

@@ -7,8 +7,6 @@ A learning curve shows episodes that have ended, so it lags behind the agent: N 
 to end an episode as one does, and the first episodes to end are short. In the long runs of the paper that does not
 matter. In a short run with many environments it does. Here a checkpoint's agent plays, as it is, with its actions
 sampled, on the levels of training. Every environment plays a number of episodes that is fixed beforehand.
-
-The CSV has a row for each run, and `figures.py curves LABEL=FILE.csv` draws it.
 """
 
 import sys

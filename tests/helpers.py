@@ -65,6 +65,17 @@ def train(script, run_dir, *flags):
     return checkpoint(run_dir)
 
 
+def call(program, *flags):
+    """Exit code, standard output and standard error of a program's main(), in this process: saves its imports."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with command_line(program.__name__, flags), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            program.main()
+        except SystemExit as end:
+            code = end.code or 0
+    return code, out.getvalue(), err.getvalue()
+
+
 def start(script, *flags, **options):
     """Start a script as a user does, in a process of its own."""
     command = [sys.executable, str(ROOT / f"{script}.py"), *map(str, flags)]

@@ -1,7 +1,5 @@
 """experiments/evaluate.py, end to end on runs made here: the numbers, the levels, the video, the errors."""
 
-import contextlib
-import io
 import itertools
 import json
 import math
@@ -9,8 +7,8 @@ import pickle
 import sys
 import time
 import zipfile
+from functools import partial
 from types import SimpleNamespace
-from unittest import mock
 
 import imageio.v3 as iio
 import numpy as np
@@ -18,12 +16,13 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers import PPG, ROOT, SCRIPTS, checkpoint, load, run, start, train
+from helpers import PPG, ROOT, SCRIPTS, call, checkpoint, load, run, start, train
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import evaluate  # noqa: E402
 from lab import video  # noqa: E402
 
+call = partial(call, evaluate)
 TINY = "--env-id starpilot --distribution-mode easy --num-envs 2 --num-steps 16 --num-minibatches 1 --channels 2 2 2"
 TINY = [*TINY.split(), "--device", "cpu", "--total-timesteps", "64", "--checkpoint-seconds", "0"]
 TRAINING = ["--start-level", 5, "--num-levels", 3]  # levels 5, 6, 7
@@ -32,19 +31,6 @@ TRAINING = ["--start-level", 5, "--num-levels", 3]  # levels 5, 6, 7
 def tiny(script):
     more = "--n-pi 1 --no-adjust n-pi --aux-epochs 1" if script in PPG else "--staleness 1" * (script == "staleness")
     return TINY + more.split()
-
-
-def call(*flags):
-    """Exit code, standard output and standard error of evaluate.py, in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with mock.patch.object(sys, "argv", ["evaluate.py", *map(str, flags)]):
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                evaluate.main()
-                code = 0
-            except SystemExit as exit:
-                code = exit.code
-    return code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,10 @@
 """experiments/noise_scale.py: on problems whose noise scale is known, on runs of all five scripts, on bad input."""
 
-import contextlib
-import io
 import math
 import re
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -14,13 +13,13 @@ import pytest
 import torch
 from torch.distributions import Categorical
 
-from helpers import PPG, ROOT, SCRIPTS, checkpoint, load, run, tiny, train
+from helpers import PPG, ROOT, SCRIPTS, call, checkpoint, load, run, tiny, train
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import noise_scale  # noqa: E402
 from noise_scale import Estimate  # noqa: E402
 
-CPU = torch.device("cpu")
+CPU, call = torch.device("cpu"), partial(call, noise_scale)
 FRAMES = ["--frames", 260, "--device", "cpu"]  # 16 environments, two rollouts of 8 steps each
 
 
@@ -40,18 +39,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(noise_scale, "ENVIRONMENTS", 16)
     monkeypatch.setattr(noise_scale, "LATEST_START", 20)
     monkeypatch.setattr(noise_scale, "MIXED", 8)
-
-
-def call(*flags):
-    """Exit code, standard output and standard error, in this process."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with mock.patch.object(sys, "argv", ["noise_scale.py", *map(str, flags)]):
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                noise_scale.main()
-            except SystemExit as exit:
-                code = exit.code
-    return code, out.getvalue(), err.getvalue()
 
 
 def rows(out):

@@ -327,7 +327,7 @@ def com_vs_kl(scale):
 ABLATIONS = {
     "no-step-size": "no step size adjustment",
     "no-adv-norm": "no adv. norm. adjustment",
-    "no-ewma-adjustment": "no EWMA adjustment",
+    "no-ewma-adjustment": "no EWMA age adjustment",
     "no-ewma": "no EWMA at all",
     "no-n-pi": r"no $N_\pi$ adjustment",
 }

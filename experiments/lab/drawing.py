@@ -210,6 +210,8 @@ def curves(results, folder, options):
     for letter in (letters[:1] if large else letters[::columns]) + summary[:1]:
         places[letter].set_ylabel(label_of(results) + ", mean over games" * (len(results.games) > 1))
         places[letter].tick_params(labelleft=True)
+    for letter in letters[1 :: len(letters) // 2] if large else ():  # the small ones' rows begin with these
+        places[letter].tick_params(labelleft=True)
     says = [says for *_, says in (*beside.values(), *hollow.values())]
     save(figure, folder, results.experiment, about(results), *says, runs_shown(results))
     by_game(results, folder, panels)
@@ -241,7 +243,7 @@ def draw_summary(places, results, lines, hollow):
         axes.set(title=title, xlabel=results.entry.axis)
     share_returns(*places)
     many = len(lines) > 3
-    legend_in(places[0], **({"room": 0.3, "ncols": 2, "loc": "upper left"} if many else {}))
+    legend_in(places[0], **({"room": 0.45, "ncols": 2, "loc": "upper left"} if many else {}))
 
 
 def by_game(results, folder, panels):
