@@ -1,4 +1,4 @@
-"""What are runs' agents worth now? Let each play fresh episodes, and compare the returns.
+"""What are runs' agents worth now? Let each play fresh episodes. Beside the mean return stands what the curve says.
 
 python experiments/fresh_returns.py RUN_DIR ... --csv returns.csv
 python experiments/fresh_returns.py RUN_DIR ... --script my_ppo_ewma.py    # your own environment (patches/README.md)
@@ -22,6 +22,7 @@ import torch
 from tqdm import tqdm
 
 from evaluate import ALL_LEVELS, interval, spread, text
+from lab.logs import RETURN, read_scalars
 from noise_scale import ENVIRONMENTS, fresh_seed, load
 
 
@@ -67,6 +68,14 @@ def play(agent, module, train, episodes, seed, device, bar):
     return [list(x) for x in zip(*ended, strict=True)]
 
 
+def on_the_curve(run_dir, step):
+    """What the run's log says at this step, if there is a log."""
+    folder = Path(run_dir) if Path(run_dir).is_dir() else Path(run_dir).parent
+    curve = read_scalars(folder, [RETURN])[0][RETURN]
+    values = curve[curve[:, 0] <= step, 1]
+    return round(values[-1], 4) if len(values) else np.nan
+
+
 def main():
     args = parse_args()
     device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
@@ -77,9 +86,9 @@ def main():
             returns, lengths = play(agent, module, train, args.episodes, args.seed, device, bar)
             row = {"run": Path(run_dir).name, "step": saved["global_step"], "return": round(np.mean(returns), 4)}
             row |= {"interval": text(interval(args.seed, returns), 2), "length": round(np.mean(lengths), 1)}
-            rows.append(row | {"episodes": args.episodes})
+            rows.append(row | {"on the curve": on_the_curve(run_dir, row["step"]), "episodes": args.episodes})
     table = pd.DataFrame(rows)
-    print("mean return of fresh episodes [95% interval], by bootstrap over episodes; length in steps\n")
+    print("return: mean of fresh episodes [95% interval, by bootstrap over episodes]; length: their steps\n")
     print(table.assign(**{"return": table.pop("interval")}).to_string(index=False))
     if args.csv:
         with written("--csv", args.csv) as temporary:

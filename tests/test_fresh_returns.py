@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from helpers import ROOT, call, checkpoint, load, run, tiny, train
+from helpers import ROOT, call, checkpoint, curves, load, run, tiny, train
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import fresh_returns  # noqa: E402
@@ -79,12 +79,15 @@ def test_a_patched_script(tmp_path):
     """On CartPole every step is worth 1, so returns are lengths; one who has learnt nothing falls over soon."""
     script = tmp_path / "my_ppo.py"
     subprocess.run(["patch", "-s", "-o", script, ROOT / "ppo.py", ROOT / "patches/gymnasium.patch"], check=True)
-    flags = "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --num-minibatches 2 --channels 8 --total-timesteps 64"
+    flags = "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --num-minibatches 2 --channels 8 --total-timesteps 256"
     words = [sys.executable, script, *flags.split(), "--device", "cpu", "--run-dir", tmp_path / "run"]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
     words = [tmp_path / "run", "--script", script, "--csv", tmp_path / "returns.csv"]
     code, _, err = run("experiments/fresh_returns", *words)
     assert (code, err) == (0, "")
     (row,) = read(tmp_path / "returns.csv")
-    assert row["step"] == "64" and float(row["return"]) == pytest.approx(float(row["length"]), abs=0.06)
+    assert row["step"] == "256" and float(row["return"]) == pytest.approx(float(row["length"]), abs=0.06)
     assert 10 < float(row["return"]) < 60
+    assert float(row["on the curve"]) == pytest.approx(
+        curves(tmp_path / "run")["episode/return_last_100"][-1][1], abs=1e-3
+    )
