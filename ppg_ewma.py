@@ -473,7 +473,7 @@ def main():
                     state.aux_optimizer.step()
             stats |= average(aux_stats)
             state.buffer.value_targets = []
-            # EWMA, 3 lines: a new average, as the weights moved far (appendix A).
+            # EWMA, 3 lines: a new average: the weights moved far, though pi did not (appendix A).
             state.prox.load_state_dict(policy.state_dict())
             state.prox_weight, state.prox_age = 1.0, 0.0
 
