@@ -226,10 +226,17 @@ def test_the_words_on_where_invariance_ends():
     assert told_apart(sgd) == [(0, 1), (0, 2), (0, 3), (0, 4)]  # 256, from each of the others
     assert len(told_apart(adam)) == 9 and (0, 1) not in told_apart(adam)  # all but 256 and 64
     assert np.all(np.diff([x.mean() for x in adam]) > 0)  # the smaller the higher
-    for name, near in [("cartpole", 0.2), ("cartpole_sgd", 0.05)]:
-        of_one = [x.mean() for x in update_readme.early(name).values()]
-        of_one = np.array(of_one) / of_one[-1]
-        assert of_one[2:].min() > 1 - near and of_one[:2].max() < of_one[2:].min() - 0.1
+    for name in ("sgd", "adam"):
+        rows = update_readme.fresh(f"cartpole_fresh_{name}")
+        assert [len(rows[step, size]) for step in (25_600, 102_400) for size in (256, 64, 16, 4, 1)] == [5, 5, 5, 5, 3] * 2
+        early, late = ([rows[step, size]["return"] for size in (256, 64, 16, 4, 1)] for step in (25_600, 102_400))
+        if name == "sgd":
+            assert told_apart(early) == told_apart(late) == []
+            assert min(late, key=np.mean) is late[0] and max(late, key=np.std) is late[0]
+        else:
+            for x in (early, late):
+                assert np.all(np.diff([y.mean() for y in x]) > 0)  # the smaller the higher
+            assert max(x.mean() for x in late[:2]) < min(x.mean() for x in late[2:]) and late[-1].mean() > 495
     largest, smallest = update_readme.ends("minatar/sgd").values()
     assert len(largest) == len(smallest) == 20 and abs(largest.mean() - smallest.mean()) < 0.05 * largest.mean()
 

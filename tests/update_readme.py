@@ -7,6 +7,7 @@ test_texts.py checks that nothing would change.
 """
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -194,20 +195,33 @@ def lost(stale, fresh, axis=-1):
     return 1 - np.mean(stale, axis=axis) / np.mean(fresh, axis=axis)
 
 
-def early(name, step=25_600):
-    """{label: returns after so many steps}."""
-    curves = pd.read_csv(RESULTS / f"{name}.csv")
-    runs = curves.groupby(["label", "run"], sort=False)[["step", "return"]]
-    at = runs.apply(lambda run: np.interp(step, run["step"], run["return"])).groupby("label", sort=False)
-    return {label: x.to_numpy() for label, x in at}
+def fresh(name):
+    """What fresh_returns.py wrote: {(steps as asked for, environments): rows}, from runs named ..._ENVS_STEPS_SEED."""
+    rows = pd.read_csv(RESULTS / f"{name}.csv")
+    envs, steps = (rows["run"].str.split("_").str[-i].astype(int) for i in (3, 2))
+    return dict(iter(rows.groupby([steps, envs])))
+
+
+def fresh_returns(**files):
+    """Returns of agents and on their curves, halfway or earlier, and at the end; a column for each size."""
+    found = {name: fresh(file) for name, file in files.items()}
+    times, sizes = (sorted({key[i] for rows in found.values() for key in rows}) for i in (0, 1))
+    rows = []
+    for (name, runs), when, what in itertools.product(found.items(), times, ("return", "on the curve")):
+        label = f"after {when:,} steps" if when < times[-1] else "at the end"
+        cells = [runs[when, size][what] for size in reversed(sizes)]
+        digits = 0 if max(x.mean() for x in cells) > 50 else 1
+        cells = [f"{x.mean():.{digits}f} ± {x.std():.{digits}f}" for x in cells]
+        rows.append([f"{name}, {label}".strip(", "), {"return": "agents"}.get(what, "curves"), *cells])
+    return table(["environments", "", *reversed(sizes)], rows)
 
 
 def cartpole_returns():
     rows = []
     for name, file in [("Adam", "cartpole"), ("SGD", "cartpole_sgd")]:
-        for when, found in [("after 25,600 steps", early(file)), ("at the end", ends(file))]:
-            cells = (f"{x.mean():.0f} ± {x.std(ddof=1):.0f}" for x in found.values())
-            rows.append([f"{name}, {when}", *cells])
+        found = ends(file)
+        rows.append([f"{name}, {len(found['1 environment'])} seeds"])
+        rows[-1] += [f"{x.mean():.0f} ± {x.std(ddof=1):.0f}" for x in found.values()]
     sizes = [int(label.split()[0]) for label in found]
     return table(["environments", *sizes], [["frames of a minibatch", *(4 * size for size in sizes)], *rows])
 
@@ -270,7 +284,9 @@ BLOCKS = {
     "minatar returns": lambda: overview(results("batch-size", "minatar"), "final_return"),
     "minatar ranges": minatar_ranges,
     "noise scales": noise_scales,
+    "cartpole fresh": lambda: fresh_returns(SGD="cartpole_fresh_sgd", Adam="cartpole_fresh_adam"),
     "cartpole returns": cartpole_returns,
+    # "minatar fresh": lambda: fresh_returns(**{"": "minatar/fresh"}),
     "minatar staleness returns": lambda: overview(results("staleness", "minatar"), "final_return"),
     "minatar staleness over the whole run": lambda: overview(results("staleness", "minatar"), "mean_return"),
     "minatar staleness differences": lambda: staleness_differences("minatar"),
@@ -380,8 +396,11 @@ def numbers():
     curve = runs.points[runs.points["variant"] == "all"].groupby(["value", "step"])["return"].mean()
     step = np.interp(largest.mean(), curve["64"], curve["64"].index)  # when 64 environments with Adam are as far
     found["adam 1 then"] = f"{np.interp(step, curve['1'].index, curve['1']):.1f}"
-    for when, returns in [("early", early("cartpole")), ("late", ends("cartpole"))]:
-        found[f"cartpole {when} 1"] = f"{returns['1 environment'].mean() / returns['16 environments'].mean() - 1:.0%}"
+    means = [rows["return"].mean() for (steps, _), rows in fresh("cartpole_fresh_sgd").items() if steps == 25_600]
+    found["cartpole fresh sgd apart"] = f"{max(means) / min(means) - 1:.0%}"
+    adam = {key: rows["return"].mean() for key, rows in fresh("cartpole_fresh_adam").items()}
+    for when, steps in [("early", 25_600), ("late", 102_400)]:
+        found[f"cartpole fresh adam 1 {when}"] = f"{adam[steps, 1] / adam[steps, 16] - 1:.0%}"
     for label, x in ends("cartpole_betas").items():
         found[f"cartpole betas {label.split()[0]}"] = f"{x.mean():.0f}"
     slow, whole = ends("minatar/slow"), ends("minatar/slow", since=0)
@@ -394,6 +413,10 @@ def numbers():
 
     runs, planned = results("batch-size", "small"), len(runs_of("batch-size", "small"))
     found |= {"small done": runs.finished, "small planned": planned, "small hours": f"{runs.hours:.0f}"}
+    ended = runs.rows.query("variant == 'all'").pivot_table(index="value", columns="seed", values="final_return")
+    below = (1 - ended / ended.loc["64"]).loc[["4", "1"]].T
+    found["small behind 1"] = f"{below['1'].iloc[0]:.0%}"
+    found |= {"small behind 4 from": f"{below['4'].min():.0%}", "small behind 4 to": f"{below['4'].max():.0%}"}
     runs = results("linear-lr", "minatar")
     one = [runs.final(rule, "1", "final_return").to_numpy() for rule in ("linear", "sqrt")]
     found["linear below sqrt 1"] = f"{lost(*one):.0%}"
