@@ -21,8 +21,8 @@ Frames of a rollout are alike, and a minibatch holds whole rollouts, or a stretc
 from the squares of their gradients, and their dot products between environments, |G|^2 and tr(Sigma) follow without
 bias. The 90% interval is a jackknife over environments, of |G|^2 / tr(Sigma), inverted. The last column is B if every
 frame came from an environment of its own; the difference is due to frames being alike.
-It is a guide, not a law: on CartPole larger batches still learnt alike with SGD, and smaller ones did not with Adam. Adam
-divides each weight's gradient by its size, which is left out of account. See "Where invariance ends" in results/README.md.
+It is a guide, not a law. On CartPole larger batches still learnt alike with SGD, and smaller ones did not with Adam,
+which divides each weight's gradient by its size: see "Where invariance ends" in results/README.md.
 """
 
 import math
