@@ -286,7 +286,7 @@ BLOCKS = {
     "noise scales": noise_scales,
     "cartpole fresh": lambda: fresh_returns(SGD="cartpole_fresh_sgd", Adam="cartpole_fresh_adam"),
     "cartpole returns": cartpole_returns,
-    # "minatar fresh": lambda: fresh_returns(**{"": "minatar/fresh"}),
+    "minatar fresh": lambda: fresh_returns(**{"": "minatar/fresh"}),
     "minatar staleness returns": lambda: overview(results("staleness", "minatar"), "final_return"),
     "minatar staleness over the whole run": lambda: overview(results("staleness", "minatar"), "mean_return"),
     "minatar staleness differences": lambda: staleness_differences("minatar"),
@@ -396,6 +396,9 @@ def numbers():
     curve = runs.points[runs.points["variant"] == "all"].groupby(["value", "step"])["return"].mean()
     step = np.interp(largest.mean(), curve["64"], curve["64"].index)  # when 64 environments with Adam are as far
     found["adam 1 then"] = f"{np.interp(step, curve['1'].index, curve['1']):.1f}"
+    for loss in ("policy", "value"):
+        text = (RESULTS / "cartpole_noise_scale.txt").read_text()  # the first is of the earlier checkpoint
+        found[f"cartpole noise {loss}"] = re.search(rf"^{loss} +([\d,]+)", text, re.M)[1]
     means = [rows["return"].mean() for (steps, _), rows in fresh("cartpole_fresh_sgd").items() if steps == 25_600]
     found["cartpole fresh sgd apart"] = f"{max(means) / min(means) - 1:.0%}"
     adam = {key: rows["return"].mean() for key, rows in fresh("cartpole_fresh_adam").items()}
@@ -413,6 +416,8 @@ def numbers():
 
     runs, planned = results("batch-size", "small"), len(runs_of("batch-size", "small"))
     found |= {"small done": runs.finished, "small planned": planned, "small hours": f"{runs.hours:.0f}"}
+    for _, run in pd.read_csv(RESULTS / "small/fresh.csv").iterrows():
+        found[f"small fresh {run['run'].split('__')[2]}"] = f"{run['return']:.1f}"
     ended = runs.rows.query("variant == 'all'").pivot_table(index="value", columns="seed", values="final_return")
     below = (1 - ended / ended.loc["64"]).loc[["4", "1"]].T
     found["small behind 1"] = f"{below['1'].iloc[0]:.0%}"
