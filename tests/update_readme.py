@@ -399,7 +399,8 @@ def numbers():
     for loss in ("policy", "value"):
         text = (RESULTS / "cartpole_noise_scale.txt").read_text()  # the first is of the earlier checkpoint
         found[f"cartpole noise {loss}"] = re.search(rf"^{loss} +([\d,]+)", text, re.M)[1]
-    means = [rows["return"].mean() for (steps, _), rows in fresh("cartpole_fresh_sgd").items() if steps == 25_600]
+    early = [rows["return"] for (steps, _), rows in fresh("cartpole_fresh_sgd").items() if steps == 25_600]
+    found["cartpole fresh sgd within"], means = f"{within(early):.0f}", [x.mean() for x in early]
     found["cartpole fresh sgd apart"] = f"{max(means) / min(means) - 1:.0%}"
     adam = {key: rows["return"].mean() for key, rows in fresh("cartpole_fresh_adam").items()}
     for when, steps in [("early", 25_600), ("late", 102_400)]:
