@@ -28,7 +28,8 @@ def parse_args():
     parser = Parser(description=__doc__)
     add, count = parser.add_argument, number(int, 1, 2**31 - 1)
     add("name", metavar="NAME", choices=EXPERIMENTS, help=", ".join(EXPERIMENTS))
-    scales = "paper: the paper's; small: a day or two on 2 cores; minatar: other games, many seeds; smoke: a minute"
+    scales = "paper: the paper's; small: a day or two on 2 cores; "
+    scales += "minatar, minatar-ppg: other games, many seeds; smoke: a minute"
     add("--scale", choices=SCALES, default="small", help=scales)
     add("--games", nargs="+", choices=GAMES, metavar="GAME", help="default: the experiment's at this scale")
     add("--seeds", nargs="+", type=count, metavar="SEED", help="default: 1 up to the experiment's number")
@@ -55,10 +56,11 @@ def parse_args():
         fail("--dry-run: measures this machine; leave out --executor slurm")
     if args.executor == "slurm" and not args.status and not shutil.which("sbatch"):
         fail("--executor slurm: there is no sbatch here; give this command on a machine of the cluster")
-    if wrong := [game for game in args.games or [] if (game in MINATAR) != (args.scale == "minatar")]:
+    patched = SCALES[args.scale].games[0] in MINATAR
+    if wrong := [game for game in args.games or [] if (game in MINATAR) != patched]:
         fail(f"--games {wrong[0]}: {'is for --scale minatar' if wrong[0] in MINATAR else 'is not one of MinAtar'}")
-    if args.scale == "minatar" and not shutil.which("patch"):
-        fail("--scale minatar: there is no program named patch here, which changes the scripts")
+    if patched and not shutil.which("patch"):
+        fail(f"--scale {args.scale}: there is no program named patch here, which changes the scripts")
     variants = list(dict.fromkeys(run.variant for run in runs_of(args.name, args.scale)))
     if wrong := [variant for variant in args.variants or [] if variant not in variants]:
         fail(f"--variants {wrong[0]}: {args.name} has {', '.join(variants)}")

@@ -39,6 +39,7 @@ class Scale:
     more_seeds: dict = field(default_factory=dict)  # variant: its number of seeds, if it has more than the others
     beyond: tuple = ()  # settings that the paper does not have
     points: int = 50  # of each learning curve in the tables
+    like: str = ""  # another scale, whose changes in an experiment's entry are made here, too
 
 
 # Flags that all runs of an experiment at a scale have in common. The report names those that differ from the paper's.
@@ -142,6 +143,11 @@ SCALES = {
         invariant="ppo",
     ),
 }
+
+
+SCALES["minatar-ppg"] = replace(  # the same with the paper's algorithm: batch-size, linear-lr, adam-betas, com-vs-kl
+    SCALES["minatar"], like="minatar", invariant="ppg", sizes=[64, 16, 4, 1], seeds=5, beyond=("no-n-pi",)
+)
 
 
 @dataclass
@@ -362,7 +368,7 @@ EXPERIMENTS = {
         "{algorithm} at different batch sizes, with all adjustments and with all but one (paper's fig. 2).",
         axis="environments",
         panels={"all": "all adjustments", **ABLATIONS, "ppg-ewma": "PPG-EWMA, all adjustments"},
-        at={"small": {"more_seeds": {"all": 5}}},
+        at={"small": {"more_seeds": {"all": 5}}, "minatar-ppg": {"more_seeds": {"all": 10}}},
         shared={"all": ["no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-n-pi"]},
         figures={
             "curves": {
@@ -469,7 +475,8 @@ EXPERIMENTS = {
 
 def scale_of(experiment, name):
     """A scale, with what the experiment's entry changes of it; flags are added to its own."""
-    scale, changes = SCALES[name], EXPERIMENTS[experiment].at.get(name, {})
+    scale, at = SCALES[name], EXPERIMENTS[experiment].at
+    changes = at.get(scale.like, {}) | at.get(name, {})
     changes = {key: getattr(scale, key) | x if isinstance(x, dict) else x for key, x in changes.items()}
     return replace(scale, **changes)
 
