@@ -12,7 +12,7 @@ ORDER = "learning dial minatar_batch-size minatar_why minatar_sgd minatar_batch-
 ORDER += "minatar_linear-lr minatar_adam-betas cartpole_sgd cartpole cartpole_betas".split()
 ORDER += "minatar_staleness minatar_slow minatar_ewma small_batch-size bf16".split()
 ORDER += "batch-size batch-size_advantage_std staleness ewma".split()
-TEXTS = ["README.md", "FIRST.md"]  # of results/
+TEXTS = ["README.md", "SMALL_ENOUGH.md", "SPEED.md", "FIRST.md"]  # of results/
 CROSSES = {"learning": ("authors_ppo", "authors’ PPO, full size")}  # a table of single points, drawn as crosses
 SETTINGS = ("game", "variant", "value")
 

@@ -22,7 +22,7 @@ from the squares of their gradients, and their dot products between environments
 bias. The 90% interval is a jackknife over environments, of |G|^2 / tr(Sigma), inverted. The last column is B if every
 frame came from an environment of its own; the difference is due to frames being alike.
 It is a guide, not a law. On CartPole larger batches still learnt alike with SGD, and smaller ones did not with Adam,
-which divides each weight's gradient by its size: see "Where invariance ends" in results/README.md.
+which divides each weight's gradient by its size: see results/SMALL_ENOUGH.md.
 """
 
 import math

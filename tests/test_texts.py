@@ -48,14 +48,29 @@ FREE = {
         3: "100",
     },
     "results/README.md": {
-        1: "0.0004 1.023 1.03 1.19 1.3 1.5 1.8 3.3 5.5 6 32 49 50 400 500 1,000 1,024 4,000 28,672 5% 95%",
-        2: "0 5 100 128",
-        3: "3 20 25,600 90%",
+        1: "0.0004 1.5 5.5 6 32 50 100 5% 90% 95%",
+        2: "0 3 5 20",
+        4: "256",
         5: "2",
-        14: "1 8",
-        17: "256",
-        24: "4 16",
-        41: "64",
+        11: "1",
+        14: "8",
+        17: "16",
+        19: "4",
+        25: "64",
+    },
+    "results/SMALL_ENOUGH.md": {
+        1: "3.3 20 49 100 400 500 1,000 1,024 4,000 28,672",
+        2: "128 90%",
+        3: "25,600",
+        4: "1",
+        6: "16",
+        9: "4",
+        12: "256",
+        17: "64",
+    },
+    "results/SPEED.md": {
+        1: "1.023 1.03 1.19 1.3 1.8 3 16",
+        2: "64 256",
     },
     "results/FIRST.md": {
         1: "6.2 13 95%",
@@ -148,7 +163,7 @@ def test_the_table_of_speeds_follows_from_its_csv():
     assert speeds.set_index("name")["time_over_base"]["ppg_ewma"] == pytest.approx(1, abs=0.005)
 
 
-# What results/README.md and FIRST.md say in words about the results. If one of these fails, read that page again.
+# What the pages of results/ say in words about them. If one of these fails, read that page again.
 
 
 def test_the_words_on_batch_size():
@@ -177,7 +192,7 @@ def test_the_words_on_minatar():
     every = [results.final("all", size, "final_return") for size in ("64", "16", "8", "4", "1")]
     assert within(every[:-1]) < every[0].mean() / 5 < within(every)  # alike; with one environment, not
     assert told_apart(every) == [(0, 4), (1, 4), (2, 4), (3, 4)]
-    p = {row.split(" | ")[0][2:]: row.split(" | ")[3][:-2] for row in update_readme.minatar_ranges().splitlines()[3:]}
+    p = {row.split(" | ")[0][2:]: row.split(" | ")[3][:-2] for row in update_readme.ranges("minatar").splitlines()[3:]}
     assert {name for name, x in p.items() if float(x) < 0.05} == {"no-step-size", "no-ewma-adjustment", "no-ewma"}
     one = results.rows[results.rows["value"] == "1"].groupby("variant")["final_return"].mean() / every[0].mean()
     assert one["no-step-size"] < 0.05 and 0.45 < one["no-ewma-adjustment"] < 0.55 and 0.3 < one["no-ewma"] < 0.5

@@ -25,12 +25,13 @@ from helpers import ROOT, SCRIPTS, load, parse
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import lab.minatar  # noqa: E402
-from lab.catalogue import runs_of  # noqa: E402
+from lab.catalogue import ABLATIONS, runs_of  # noqa: E402
 from lab.inference import bootstrap_interval, within  # noqa: E402
 from lab.reporting import apart, difference_cells, differences, overview, same, strata_of, table  # noqa: E402
 from lab.runs import Results  # noqa: E402
 
-FILES = ["README.md", "REFERENCE.md", "results/README.md", "results/FIRST.md", "experiments/README.md"]
+FILES = ["README.md", "REFERENCE.md", "experiments/README.md"]
+FILES += [f"results/{name}.md" for name in ("README", "SMALL_ENOUGH", "SPEED", "FIRST")]
 FILES = [ROOT / name for name in FILES]
 RESULTS = ROOT / "results"
 BLOCK = re.compile(r"(<!-- quote: ([\w -]+) -->\n)((?:(?!<!-- ).)*)(<!-- end -->)", re.S)
@@ -159,15 +160,13 @@ def batch_size_differences():
     return differences(runs, ["environments"], pairs, ("final_return", "mean_return"), 1)
 
 
-MINATAR = ["no-step-size", "no-adv-norm", "no-ewma-adjustment", "no-ewma"]
-
-
-def minatar_ranges():
-    """How far apart the sizes end, and if that is further than with all adjustments."""
-    runs = results("batch-size", "minatar")
+def ranges(folder):
+    """How far apart the sizes end, and if that is further than with all adjustments, of the same seeds."""
+    runs = results("batch-size", folder)
     means = runs.rows.groupby(["variant", "value"])["final_return"].mean()
-    tests = [line.strip("| ").split(" | ") for line in same(runs, MINATAR)[2].splitlines()[2:]]
+    tests = same(runs, runs.of_this_scale(list(ABLATIONS)))[2].splitlines()[2:]
     rows = [["nothing", f"{np.ptp(means['all']):.1f}", "", ""]]
+    tests = [line.strip("| ").split(" | ") for line in tests]
     rows += [[name, f"{np.ptp(means[name]):.1f}", gain, p] for name, _, gain, _, p in tests]
     return table(["left out", "sizes are apart by", "more than with all adjustments", "p, corrected"], rows)
 
@@ -282,7 +281,9 @@ BLOCKS = {
     )[1],
     "batch-size differences": batch_size_differences,
     "minatar returns": lambda: overview(results("batch-size", "minatar"), "final_return"),
-    "minatar ranges": minatar_ranges,
+    "minatar ranges": lambda: ranges("minatar"),
+    "minatar-ppg returns": lambda: overview(results("batch-size", "minatar-ppg"), "final_return"),
+    "minatar-ppg ranges": lambda: ranges("minatar-ppg"),
     "noise scales": noise_scales,
     "cartpole fresh": lambda: fresh_returns(SGD="cartpole_fresh_sgd", Adam="cartpole_fresh_adam"),
     "cartpole returns": cartpole_returns,

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lab.catalogue import ALGORITHMS
+from lab.inference import bootstrap_interval, mean_difference
 from lab.reporting import about, runs_shown
 from lab.runs import final_window, write_csv
 
@@ -99,20 +100,21 @@ def draw_lines(axes, results, lines, values, when, hollow):
 
 
 def draw_bars(axes, results, groups, colours=COLOURS):
-    """Differences of final returns, with standard errors: a group of bars for each comparison, a bar for each game.
+    """Differences of final returns, with 95% intervals: a group of bars for each comparison, a bar for each game.
 
     groups: {name: (setting, setting)}, the first minus the second.
     """
     column, width = f"final_{results.measure}", 0.8 / len(results.games)
     places = np.arange(len(results.games)) * width - 0.4 + width / 2
     for group, (colour, pair) in enumerate(zip(itertools.cycle(colours), groups.values(), strict=False)):
-        first, second = (results.final(*setting, column).groupby("game") for setting in pair)
-        difference, variance = first.mean() - second.mean(), first.sem() ** 2 + second.sem() ** 2
+        finals = [results.final(*setting, column) for setting in pair]
         for place, game in zip(group + places, results.games, strict=True):
-            if game in difference.dropna():
-                error = None if np.isnan(variance[game]) else np.sqrt(variance[game])
+            samples = [final[final.index.get_level_values("game") == game].to_numpy() for final in finals]
+            if min(map(len, samples)):
+                difference, interval = mean_difference(*samples), bootstrap_interval(samples, mean_difference)
+                error = None if interval is None else np.abs(np.reshape(interval, (2, 1)) - difference)
                 look = {"yerr": error, "color": colour, "error_kw": {"linewidth": 0.8, "capsize": 2}}
-                axes.bar(place, difference[game], 0.9 * width, **look)
+                axes.bar([place], [difference], 0.9 * width, **look)
     axes.set_xticks(range(len(groups)), groups)
     if 1 < len(results.games) <= 4:  # there is room for their names
         axes.xaxis.remove_overlapping_locs = False  # those in the middle
@@ -127,7 +129,7 @@ def draw_bars(axes, results, groups, colours=COLOURS):
 
 def about_bars(results):
     order = f" Bars: {', '.join(results.games)}." if len(results.games) > 4 else ""
-    return f"over the last {final_window(results.runs[0].steps):,} steps, standard errors.{order}"
+    return f"over the last {final_window(results.runs[0].steps):,} steps, 95% intervals (bootstrap).{order}"
 
 
 def legend_in(axes, title=None, skip=0, room=0.0, **look):
