@@ -403,6 +403,8 @@ def numbers():
     early = [rows["return"] for (steps, _), rows in fresh("cartpole_fresh_sgd").items() if steps == 25_600]
     found["cartpole fresh sgd within"], means = f"{within(early):.0f}", [x.mean() for x in early]
     found["cartpole fresh sgd apart"] = f"{max(means) / min(means) - 1:.0%}"
+    iteration = 256 * 16
+    found["cartpole more steps"] = f"{-(-25_600 // iteration) * iteration / 25_600 - 1:.0%}"
     adam = {key: rows["return"].mean() for key, rows in fresh("cartpole_fresh_adam").items()}
     for when, steps in [("early", 25_600), ("late", 102_400)]:
         found[f"cartpole fresh adam 1 {when}"] = f"{adam[steps, 1] / adam[steps, 16] - 1:.0%}"
