@@ -313,7 +313,7 @@ def test_equations_are_mathematics(site, name):
 def test_the_tables_of_results_are_those_of_the_runs(site):
     text = (site / "results.html").read_text()
     names = ["batch-size", "staleness", "ewma"]
-    for name in [*names, *(f"minatar_{name}" for name in names)]:
+    for name in [*names, *(f"minatar_{name}" for name in names), "minatar-ppg_batch-size"]:
         path = ROOT / "results" / f"{name.replace('_', '/')}_runs.csv"
         if path.exists():
             runs = pd.read_csv(path, dtype={"value": str})
@@ -343,7 +343,8 @@ def test_tables_without_a_list_of_runs_are_of_the_last_tenth_of_a_run_too(site):
 
 def test_the_results_come_in_the_order_of_their_texts_and_say_how_they_were_made(site):
     text = (site / "results.html").read_text()
-    names = "how learning minatar_batch-size cartpole_sgd minatar_staleness minatar_ewma bf16 batch-size staleness ewma"
+    names = "how learning minatar-ppg_batch-size minatar_batch-size cartpole_sgd minatar_staleness minatar_ewma bf16 "
+    names += "batch-size staleness ewma"
     places = [text.index(f'id="{name}"') for name in names.split()]
     assert places == sorted(places)
     scale = re.search(r"\*\*Scale\.\*\* (\w+)", (ROOT / "results" / "README.md").read_text())[1]

@@ -215,6 +215,21 @@ def fresh_returns(**files):
     return table(["environments", "", *reversed(sizes)], rows)
 
 
+def fresh_of_sweep(name):
+    """The same of runs that a sweep made: {environments: rows}, the most first."""
+    rows = pd.read_csv(RESULTS / f"{name}.csv")
+    return dict(sorted(rows.groupby(rows["run"].str.split("__").str[2].astype(int)), reverse=True))
+
+
+def agents_and_curves(name):
+    found = fresh_of_sweep(name)
+    lines = []
+    for label, column in [("agents", "return"), ("curves", "on the curve")]:
+        cells = [rows[column] for rows in found.values()]
+        lines.append([label, *(f"{x.mean():.1f} ± {x.std():.1f}" for x in cells)])
+    return table(["environments", *found], lines)
+
+
 def cartpole_returns():
     rows = []
     for name, file in [("Adam", "cartpole"), ("SGD", "cartpole_sgd")]:
@@ -284,6 +299,7 @@ BLOCKS = {
     "minatar ranges": lambda: ranges("minatar"),
     "minatar-ppg returns": lambda: overview(results("batch-size", "minatar-ppg"), "final_return"),
     "minatar-ppg ranges": lambda: ranges("minatar-ppg"),
+    "minatar-ppg agents": lambda: agents_and_curves("minatar-ppg/fresh"),
     "noise scales": noise_scales,
     "cartpole fresh": lambda: fresh_returns(SGD="cartpole_fresh_sgd", Adam="cartpole_fresh_adam"),
     "cartpole returns": cartpole_returns,
@@ -318,6 +334,39 @@ def random_return(game, episodes=500):
             returns[-1] += reward
             ended = terminated or truncated
     return np.mean(returns)
+
+
+def batch_size_numbers(folder):
+    """Of the runs on a game of MinAtar."""
+    runs = results("batch-size", folder)
+    found = {"runs": len(runs.runs), "hours": f"{runs.hours:.1f}"}
+    found["steps"] = f"{runs.runs[0].flags['total-timesteps']:,}"
+    every = [runs.final("all", size, "final_return") for size in runs.values("all")]
+    found |= {"within": f"{within(every):.1f}", "seeds": min(map(len, every))}
+    found["apart"] = f"{np.ptp([x.mean() for x in every]):.1f}"
+    largest, smallest = every[0].mean(), every[-1].mean()
+    found |= {"below 1": f"{1 - smallest / largest:.0%}", "fifth": f"{largest / 5:.1f}"}
+    found["about"] = f"{np.mean([x.mean() for x in every]):.0f}"
+    found["within share"] = f"{within(every) / largest:.0%}"
+    found["within but for 1"] = f"{within(every[:-1]):.1f}"
+    rows = runs.rows.groupby(["variant", "value"])
+    found["seeds left out"] = rows.size().drop("floor")["no-step-size", "1"]
+    clipped = rows["clip_fraction"].median()
+    for variant, size in [("all", "64"), ("all", "1"), ("no-ewma-adjustment", "1"), ("no-ewma", "1"), ("no-n-pi", "1")]:
+        if (variant, size) in clipped:
+            found[f"clipped {variant} {size}"] = f"{clipped[variant, size]:.0%}"
+    final, whole = rows["final_return"].mean(), rows["mean_return"].mean()
+    found["left no-step-size"] = f"{final['no-step-size', '1']:.1f}"
+    for variant in ("no-ewma-adjustment", "no-ewma", "no-n-pi"):
+        if (variant, "1") in final:
+            found[f"of 64 {variant}"] = f"{final[variant, '1'] / final[variant, '64']:.0%}"
+    for size in runs.values("all")[1:]:
+        found[f"behind {size}"] = f"{1 - whole['all', size] / whole['all', '64']:.0%}"
+    found["loss at 64"] = f"{whole['no-ewma', '64'] - whole['all', '64']:.1f}"
+    found["adv-norm behind 1"] = f"{1 - whole['no-adv-norm', '1'] / whole['all', '1']:.0%}"
+    found["gain at 64"] = f"{final['all', '64'] - final['no-ewma', '64']:.1f}"
+    found["swing"] = f"{rows['advantage_swing'].median()['no-adv-norm', '1']:.0f}"
+    return found
 
 
 @cache
@@ -366,28 +415,14 @@ def numbers():
     rows = BLOCKS["batch-size distances"]().split("\n")[2:]
     found |= {f"p {row.split(' | ')[0][2:]}": row.split(" | ")[2] for row in rows}
 
+    for folder in ("minatar", "minatar-ppg"):
+        found |= {f"{folder} {name}": text for name, text in batch_size_numbers(folder).items()}
+    agents = [rows["return"] for rows in fresh_of_sweep("minatar-ppg/fresh").values()]
+    found |= {"minatar-ppg agents within": f"{within(agents):.1f}", "minatar-ppg agents seeds": min(map(len, agents))}
+    found |= {
+        f"minatar-ppg agents {end}": f"{f(x.mean() for x in agents):.1f}" for end, f in (("from", min), ("to", max))
+    }
     runs = results("batch-size", "minatar")
-    found |= {"minatar runs": len(runs.runs), "minatar hours": f"{runs.hours:.1f}"}
-    found["minatar steps"] = f"{runs.runs[0].flags['total-timesteps']:,}"
-    every = [runs.final("all", size, "final_return") for size in runs.values("all")]
-    found |= {"minatar within": f"{within(every):.1f}", "minatar seeds": min(map(len, every))}
-    largest, smallest = every[0].mean(), every[-1].mean()
-    found |= {"minatar below 1": f"{1 - smallest / largest:.0%}", "minatar fifth": f"{largest / 5:.1f}"}
-    found["minatar within but for 1"] = f"{within(every[:-1]):.1f}"
-    rows = runs.rows.groupby(["variant", "value"])
-    clipped = rows["clip_fraction"].median()
-    for variant, size in [("all", "64"), ("all", "1"), ("no-ewma-adjustment", "1"), ("no-ewma", "1")]:
-        found[f"minatar clipped {variant} {size}"] = f"{clipped[variant, size]:.0%}"
-    final, whole = rows["final_return"].mean(), rows["mean_return"].mean()
-    found["minatar left no-step-size"] = f"{final['no-step-size', '1']:.1f}"
-    for variant in ("no-ewma-adjustment", "no-ewma"):
-        found[f"minatar of 64 {variant}"] = f"{final[variant, '1'] / final[variant, '64']:.0%}"
-    for size in ("8", "4"):
-        found[f"minatar behind {size}"] = f"{1 - whole['all', size] / whole['all', '64']:.0%}"
-    found["minatar loss at 64"] = f"{whole['no-ewma', '64'] - whole['all', '64']:.1f}"
-    found["minatar adv-norm behind 1"] = f"{1 - whole['no-adv-norm', '1'] / whole['all', '1']:.0%}"
-    found["minatar gain at 64"] = f"{final['all', '64'] - final['no-ewma', '64']:.1f}"
-    found["minatar swing"] = f"{rows['advantage_swing'].median()['no-adv-norm', '1']:.0f}"
     found |= {f"why {label}": f"{x.mean():.1f}" for label, x in ends("minatar/why").items()}
     largest, smallest = ends("minatar/sgd").values()
     found |= {"sgd 64": f"{largest.mean():.1f}", "sgd 1": f"{smallest.mean():.1f}"}
