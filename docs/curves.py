@@ -9,6 +9,7 @@ from annotate import BuildError, to_html
 
 # The order on the page, which is that of the texts in results/; others follow.
 ORDER = "learning dial minatar-ppg_batch-size minatar-ppg_batch-size_advantage_std".split()
+ORDER += "minatar-ppg_more minatar-ppg_age".split()
 ORDER += "minatar_batch-size minatar_why minatar_sgd minatar_batch-size_advantage_std".split()
 ORDER += "minatar_linear-lr minatar_adam-betas cartpole_sgd cartpole cartpole_betas".split()
 ORDER += "minatar_staleness minatar_slow minatar_ewma small_batch-size bf16".split()

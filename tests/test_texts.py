@@ -40,7 +40,7 @@ FREE = {
         3: "3 8",
         4: "1 100",
         5: "2",
-        7: "4",
+        8: "4",
         9: "64",
     },
     "REFERENCE.md": {
@@ -49,15 +49,15 @@ FREE = {
         3: "100",
     },
     "results/README.md": {
-        1: "0.0004 1.5 5.5 6 50 100 128 16,384 1% 5% 95%",
-        2: "0 3 5 20 32 256",
-        3: "90%",
+        1: "0.0004 0.0005 1.5 5.5 6 7 40 50 65 100 128 400 16,384 1% 5%",
+        2: "0 3 5 20 32 90% 95%",
+        4: "256",
         5: "2",
-        10: "1",
+        11: "1",
         14: "8",
-        17: "16",
-        19: "4",
-        32: "64",
+        20: "16",
+        21: "4",
+        33: "64",
     },
     "results/SMALL_ENOUGH.md": {
         1: "3.3 20 49 100 1,024 25,600 102,400 153,600 95%",
@@ -208,13 +208,18 @@ def test_the_words_on_the_papers_algorithm():
     assert told_apart([results.final("all", size, "mean_return") for size in sizes]) == []
     p = {
         row.split(" | ")[0][2:]: row.split(" | ")[3][:-2]
-        for row in update_readme.ranges("minatar-ppg").splitlines()[3:]
+        for row in update_readme.ranges("minatar-ppg").splitlines()[4:]
     }
     assert len(p) == 5 and {name for name, x in p.items() if float(x) > 0.05} == {"no-adv-norm"}
     final = results.rows.groupby(["variant", "value"])["final_return"].mean()
     assert final["no-step-size", "1"] < update_readme.random_return("space_invaders")
     clipped = results.rows.groupby(["variant", "value"])["clip_fraction"].median()
     assert clipped["no-ewma", "1"] < 0.01
+    found = {name: float(x) for name, x in update_readme.more_numbers().items() if "%" not in str(x)}
+    assert found["ppg twenty within"] < found["ppo less at 1"] and found["ppg gain from"] < 0 < found["ppg gain to"]
+    assert told_apart([np.concatenate(update_readme.more_of(size)) for size in sizes]) == []
+    age = found["ppg age all adjustments"], found["ppg age the same, no restarts"], found["ppg age phase not adjusted"]
+    assert age[0] - age[1] < 0.3 * (age[0] - age[2])  # most of the harm
 
 
 def test_the_words_on_procgen_so_far():

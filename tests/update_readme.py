@@ -26,7 +26,7 @@ from helpers import ROOT, SCRIPTS, load, parse
 sys.path.insert(0, str(ROOT / "experiments"))
 import lab.minatar  # noqa: E402
 from lab.catalogue import ABLATIONS, runs_of  # noqa: E402
-from lab.inference import bootstrap_interval, within  # noqa: E402
+from lab.inference import bootstrap_interval, mean_difference, within  # noqa: E402
 from lab.reporting import apart, difference_cells, differences, overview, same, strata_of, table  # noqa: E402
 from lab.runs import Results  # noqa: E402
 
@@ -166,6 +166,10 @@ def ranges(folder):
     means = runs.rows.groupby(["variant", "value"])["final_return"].mean()
     tests = same(runs, runs.of_this_scale(list(ABLATIONS)))[2].splitlines()[2:]
     rows = [["nothing", f"{np.ptp(means['all']):.1f}", "", ""]]
+    left_out = runs.rows.query("variant in @ABLATIONS and value == '1'")["seed"].max()
+    if left_out < runs.rows["seed"].max():
+        same_seeds = runs.rows.query("variant == 'all' and seed <= @left_out").groupby("value")["final_return"].mean()
+        rows.append([f"nothing, seeds 1 to {left_out}", f"{np.ptp(same_seeds):.1f}", "", ""])
     tests = [line.strip("| ").split(" | ") for line in tests]
     rows += [[name, f"{np.ptp(means[name]):.1f}", gain, p] for name, _, gain, _, p in tests]
     return table(["left out", "sizes are apart by", "more than with all adjustments", "p, corrected"], rows)
@@ -348,6 +352,10 @@ def batch_size_numbers(folder):
     found |= {"below 1": f"{1 - smallest / largest:.0%}", "fifth": f"{largest / 5:.1f}"}
     found["about"] = f"{np.mean([x.mean() for x in every]):.0f}"
     found["within share"] = f"{within(every) / largest:.0%}"
+    means = [runs.final("all", size, "mean_return") for size in runs.values("all")]
+    found["within whole"] = f"{within(means) / means[0].mean():.0%}"
+    single = runs.final("no-ewma", "1", "final_return")
+    found |= {f"no-ewma {end}": f"{f(single):.0f}" for end, f in (("from", min), ("to", max))}
     found["within but for 1"] = f"{within(every[:-1]):.1f}"
     rows = runs.rows.groupby(["variant", "value"])
     found["seeds left out"] = rows.size().drop("floor")["no-step-size", "1"]
@@ -356,7 +364,9 @@ def batch_size_numbers(folder):
         if (variant, size) in clipped:
             found[f"clipped {variant} {size}"] = f"{clipped[variant, size]:.0%}"
     final, whole = rows["final_return"].mean(), rows["mean_return"].mean()
-    found["left no-step-size"] = f"{final['no-step-size', '1']:.1f}"
+    for variant in ("no-step-size", "no-ewma-adjustment", "no-ewma", "no-n-pi"):
+        if (variant, "1") in final:
+            found[f"left {variant}"] = f"{final[variant, '1']:.1f}"
     for variant in ("no-ewma-adjustment", "no-ewma", "no-n-pi"):
         if (variant, "1") in final:
             found[f"of 64 {variant}"] = f"{final[variant, '1'] / final[variant, '64']:.0%}"
@@ -367,6 +377,47 @@ def batch_size_numbers(folder):
     found["gain at 64"] = f"{final['all', '64'] - final['no-ewma', '64']:.1f}"
     found["swing"] = f"{rows['advantage_swing'].median()['no-adv-norm', '1']:.0f}"
     return found
+
+
+def mean_age(prox_com, steps):
+    """Of an average that restarts every so many optimiser steps."""
+    weight, age, ages = 1.0, 0.0, []
+    for _ in range(steps):
+        ages.append(age)
+        weight = 1 + prox_com / (prox_com + 1) * weight
+        age = (age + 1) * (1 - 1 / weight)
+    return np.mean(ages)
+
+
+def more_of(size):
+    """Final returns of PPG-EWMA's seeds 1 to 10, and 11 to 20."""
+    first = results("batch-size", "minatar-ppg").final("all", size, "final_return").to_numpy()
+    return first, ends("minatar-ppg/more")[f"{size} environment{'s' * (size != '1')}"]
+
+
+def more_gain():
+    """PPG-EWMA and PPG with 64 environments, seeds 6 to 20."""
+    first, later = more_of("64")
+    return np.concatenate([first[5:], later]), ends("minatar-ppg/more")["PPG, 64 environments"]
+
+
+def more_numbers():
+    """Of the runs that followed those of PPG-EWMA on MinAtar."""
+    found = {f"ppg age {label}": f"{x.mean():.1f}" for label, x in ends("minatar-ppg/age").items()}
+    used = ends("minatar-ppg/age")["EWMA 16 steps old"]
+    found |= {f"ppg age {end}": f"{f(used):.0f}" for end, f in (("from", min), ("to", max))}
+    found["ppg age short"] = f"{mean_age(8 * 64, 16 * 4):.0f}"
+    found["ppg age long"] = f"{mean_age(8 * 64, 16 * 64 * 4):.0f}"
+    first, later = zip(*(more_of(size) for size in ("64", "16", "4", "1")), strict=True)
+    every = [np.concatenate(pair) for pair in zip(first, later, strict=True)]
+    for name, samples in (("more", later), ("twenty", every)):
+        found |= {f"ppg {name} within": f"{within(samples):.1f}", f"ppg {name} seeds": min(map(len, samples))}
+        found[f"ppg {name} apart"] = f"{np.ptp([x.mean() for x in samples]):.1f}"
+        found[f"ppg {name} share"] = f"{within(samples) / samples[0].mean():.0%}"
+    found["ppo less at 1"] = f"{-float(betas_differences().splitlines()[2].split(' | ')[1]):.1f}"
+    gain, interval = mean_difference(*more_gain()), bootstrap_interval(more_gain(), mean_difference)
+    found["ppg gain"], found["ppg gain share"] = f"{gain:.1f}", f"{gain / more_gain()[1].mean():.0%}"
+    return found | {f"ppg gain {end}": f"{x:.1f}" for end, x in zip(("from", "to"), interval, strict=True)}
 
 
 @cache
@@ -417,6 +468,7 @@ def numbers():
 
     for folder in ("minatar", "minatar-ppg"):
         found |= {f"{folder} {name}": text for name, text in batch_size_numbers(folder).items()}
+    found |= more_numbers()
     agents = [rows["return"] for rows in fresh_of_sweep("minatar-ppg/fresh").values()]
     found |= {"minatar-ppg agents within": f"{within(agents):.1f}", "minatar-ppg agents seeds": min(map(len, agents))}
     found |= {
