@@ -234,6 +234,16 @@ def agents_and_curves(name):
     return table(["environments", *found], lines)
 
 
+def small_seeds():
+    """Each seed's returns with all adjustments, at the end and over the whole run."""
+    runs, rows = results("batch-size", "small"), []
+    sizes = runs.values("all")
+    for label, column in [("at the end", "final_return"), ("over the whole run", "mean_return")]:
+        cells = [runs.final("all", size, column).groupby("seed").mean() for size in sizes]
+        rows.append([label, *(" / ".join(f"{x:.1f}" for x in cell) for cell in cells)])
+    return table(["environments", *sizes], rows)
+
+
 def cartpole_returns():
     rows = []
     for name, file in [("Adam", "cartpole"), ("SGD", "cartpole_sgd")]:
@@ -318,6 +328,7 @@ BLOCKS = {
     "minatar betas returns": lambda: overview(results("adam-betas", "minatar"), "final_return"),
     "minatar betas differences": betas_differences,
     "small returns": lambda: overview(results("batch-size", "small"), "final_return"),
+    "small seeds": small_seeds,
     "ewma returns": lambda: overview(results("ewma"), "final_return"),
     "ewma differences": ewma_differences,
     "speed": speed,
@@ -509,10 +520,6 @@ def numbers():
     found |= {"small done": runs.finished, "small planned": planned, "small hours": f"{runs.hours:.0f}"}
     for _, run in pd.read_csv(RESULTS / "small/fresh.csv").iterrows():
         found[f"small fresh {run['run'].split('__')[2]}"] = f"{run['return']:.1f}"
-    ended = runs.rows.query("variant == 'all'").pivot_table(index="value", columns="seed", values="final_return")
-    below = (1 - ended / ended.loc["64"]).loc[["4", "1"]].T
-    found["small behind 1"] = f"{below['1'].iloc[0]:.0%}"
-    found |= {"small behind 4 from": f"{below['4'].min():.0%}", "small behind 4 to": f"{below['4'].max():.0%}"}
     runs = results("linear-lr", "minatar")
     one = [runs.final(rule, "1", "final_return").to_numpy() for rule in ("linear", "sqrt")]
     found["linear below sqrt 1"] = f"{lost(*one):.0%}"
