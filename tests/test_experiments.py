@@ -380,6 +380,23 @@ def test_com_vs_kl(tmp_path):
     assert re.findall(r"\d\d\.\d", text)[:4] == ["22.2", "11.1", "44.4", "33.3"]
 
 
+def test_bands(tmp_path):
+    """On made-up runs whose return is what the product says, but for one cell."""
+    for x in runs_of("com-vs-kl", "small"):
+        product, corner = x.flags["kl-coef"] * x.flags["prox-com"], x.flags["kl-coef"] == 4 and x.flags["prox-com"] == 2
+        make_up(x, tmp_path, 3, 3 + product / 8 - corner + 0.1 * x.seed)
+    figures("com-vs-kl", tmp_path, "--out", tmp_path / "out")
+    report = (tmp_path / "out/com-vs-kl.md").read_text()
+    cells = {row.split(" | ")[0][2:]: row.split(" | ")[1:3] for row in report.splitlines() if "product" in row}
+    # Products 8 4 2, 16 8 4, 32 16 8: returns 4 3.5 3.25, 5 4 3.5, 7 5 3, and 0.1 and 0.2 more
+    means = {8: [4, 4, 3], 4: [3.5, 3.5], 2: [3.25], 16: [5, 5], 32: [7]}
+    total = 2 * np.var([x for group in means.values() for x in group]) * 9 + 18 * 0.05**2
+    inside = sum(2 * np.var(group) * len(group) for group in means.values()) + 18 * 0.05**2
+    assert cells["share of the variance: product"][0] == f"{1 - inside / total:.2f}"
+    assert float(cells["share of the variance: product minus ratio"][1].split(" to ")[0]) > 0.2
+    assert "| corner minus default, return | -1.00 | -1.10 to -0.90 |" in report
+
+
 def test_decoupling_at_all_ages(tmp_path):
     """On made-up runs where it always helps against one loss, and against the other at every second age only."""
     for x in runs_of("staleness", "small", ["maze"], seeds=[1, 2, 3]):

@@ -16,6 +16,7 @@ from lab.inference import (  # noqa: E402
     how_far_apart,
     interquartile_mean,
     mean_difference,
+    share_between,
     told_apart,
     van_elteren,
     wider,
@@ -193,3 +194,15 @@ def test_swaps_drawn_at_random_are_near_all_of_them(monkeypatch):
     monkeypatch.setattr("lab.inference.MOST_WAYS", 1)
     drawn = wider(None, original, ablated)
     assert drawn[0] == exact[0] and drawn[1] != exact[1] == pytest.approx(drawn[1], abs=0.02)
+
+
+def test_the_share_of_the_variance_is_that_of_a_regression_on_the_groups():
+    rng, groups = np.random.default_rng(0), [8, 4, 2, 16, 8, 4]
+    samples = [rng.normal(group, 3, size) for group, size in zip(groups, [3, 3, 2, 3, 4, 3], strict=True)]
+    y, x = np.concatenate(samples), np.repeat(groups, [len(sample) for sample in samples])
+    columns = (x[:, None] == np.unique(x)).astype(float)
+    residual = y - columns @ np.linalg.lstsq(columns, y, rcond=None)[0]
+    assert share_between(groups, *samples) == pytest.approx(1 - residual @ residual / ((y - y.mean()) ** 2).sum())
+    many = [np.stack([sample, -sample]) for sample in samples]  # as the bootstrap calls it
+    assert share_between(groups, *many, axis=-1) == pytest.approx([share_between(groups, *samples)] * 2)
+    assert share_between([1, 1, 2], [5, 5], [5], [7, 7]) == 1 and share_between([1, 1], [5, 1], [1, 5]) == 0

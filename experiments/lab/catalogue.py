@@ -466,9 +466,11 @@ EXPERIMENTS = {
         at={
             "paper": {"games": ["starpilot"], "seeds": 2, "flags": {"total-timesteps": 20_000_000}},
             "small": {"seeds": 2, "flags": {"total-timesteps": 147_456}},
+            "minatar-ppg": {"grid": 4},
             "smoke": {"seeds": 1, "flags": {"total-timesteps": 192}},
         },
         figures={"grid": ("centre of mass of the EWMA (--prox-com)", "KL penalty (--kl-coef)")},
+        tests={"bands": ("centre of mass", "penalty")},
     ),
 }
 

@@ -129,6 +129,17 @@ def mean_difference(*samples, axis=-1):
     return np.mean(means[:half], axis=0) - np.mean(means[half:], axis=0)
 
 
+def share_between(groups, *samples, axis=-1):
+    """The share of all variance that lies between groups of samples. groups: each sample's group."""
+    every = np.concatenate(samples, axis=axis)
+    mean = every.mean(axis=axis, keepdims=True)
+    between = 0
+    for group in dict.fromkeys(groups):
+        members = np.concatenate([x for x, own in zip(samples, groups, strict=True) if own == group], axis=axis)
+        between += members.shape[axis] * (members.mean(axis=axis) - mean.squeeze(axis)) ** 2
+    return between / ((every - mean) ** 2).sum(axis=axis)
+
+
 def bootstrap_interval(samples, statistic, resamples=2000, seed=0):
     """A 95% interval, from runs or episodes drawn again within each sample. None if a sample has one only."""
     if min(map(len, samples)) < 2:

@@ -1,5 +1,7 @@
 """An experiment in words and numbers: captions, final returns with their intervals, the tests between settings."""
 
+import functools
+
 import numpy as np
 
 from lab.catalogue import ALGORITHMS, GAMES, runs_of
@@ -9,6 +11,7 @@ from lab.inference import (
     how_far_apart,
     interquartile_mean,
     mean_difference,
+    share_between,
     told_apart,
     van_elteren,
     wider,
@@ -358,4 +361,35 @@ def largest_minus_smallest(results, variants):
     return ["## Largest minus smallest batch size, normalised return", shown]
 
 
-TESTS = {x.__name__: x for x in (better, table_5, apart, same, same_age, largest_minus_smallest)}
+def bands(results, names):
+    """On a grid of two flags: does their product decide, and not their ratio? How far along a diagonal?"""
+    columns, unit, digits = measures_of(results)
+    cells = list(dict.fromkeys(results.all_rows[["variant", "value"]].itertuples(index=False, name=None)))
+    flags = [tuple(float(name.split("-")[-1]) for name in cell) for cell in cells]
+    products, ratios = [y * x for y, x in flags], [y / x for y, x in flags]
+    corner = max((n for n, x in enumerate(products) if x == products[0]), key=lambda n: flags[n])
+
+    def difference(*samples, axis=-1):
+        of_product, of_ratio = (share_between(groups, *samples, axis=axis) for groups in (products, ratios))
+        return of_product - of_ratio
+
+    shares = {"product": functools.partial(share_between, products), "ratio": functools.partial(share_between, ratios)}
+    shares["product minus ratio"] = difference
+    rows = [[f"share of the variance: {name}"] for name in shares] + [[f"corner minus default, {unit}"]]
+    for column in columns:
+        samples = [results.over_seeds(*cell, column) for cell in cells]
+        if min(map(len, samples)) < 2:
+            rows = [[*row, "", "needs two seeds"] for row in rows]
+            continue
+        for row, share in zip(rows, shares.values(), strict=False):
+            row += [f"{share(*samples):.2f}", between(bootstrap_interval(samples, share), 2)]
+        rows[-1] += difference_cells([(samples[corner], samples[0])], digits)
+    return [
+        f"## Does the product of {' and '.join(names)} decide?",
+        table(["", "at the end", "95% interval", "over the whole run", "95% interval"], rows),
+        "Share of the variance: how much of the variance of all runs lies between groups of cells that have the same "
+        "product, or ratio. Corner: the cell at the far end of the diagonal that begins at the default.",
+    ]
+
+
+TESTS = {x.__name__: x for x in (better, table_5, apart, same, same_age, largest_minus_smallest, bands)}
