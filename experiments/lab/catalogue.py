@@ -466,7 +466,7 @@ EXPERIMENTS = {
         at={
             "paper": {"games": ["starpilot"], "seeds": 2, "flags": {"total-timesteps": 20_000_000}},
             "small": {"seeds": 2, "flags": {"total-timesteps": 147_456}},
-            "minatar-ppg": {"grid": 4},
+            "minatar-ppg": {"grid": 4, "seeds": 3},
             "smoke": {"seeds": 1, "flags": {"total-timesteps": 192}},
         },
         figures={"grid": ("centre of mass of the EWMA (--prox-com)", "KL penalty (--kl-coef)")},
