@@ -11,7 +11,7 @@ from annotate import BuildError, to_html
 ORDER = "learning dial minatar-ppg_batch-size minatar-ppg_batch-size_advantage_std".split()
 ORDER += "minatar-ppg_more minatar-ppg_age".split()
 ORDER += "minatar_batch-size minatar_why minatar_sgd minatar_batch-size_advantage_std".split()
-ORDER += "minatar_linear-lr minatar_adam-betas cartpole_sgd cartpole cartpole_betas".split()
+ORDER += "minatar_linear-lr minatar_adam-betas minatar-ppg_com-vs-kl cartpole_sgd cartpole cartpole_betas".split()
 ORDER += "minatar_staleness minatar_slow minatar_ewma small_batch-size bf16".split()
 ORDER += "batch-size batch-size_advantage_std staleness ewma".split()
 TEXTS = ["README.md", "SMALL_ENOUGH.md", "SPEED.md", "FIRST.md"]  # of results/
