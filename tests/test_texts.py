@@ -123,7 +123,12 @@ def test_every_other_number_is_a_known_one(page):
     "name, runs",
     [("staleness", 48), ("ewma", 45), ("batch-size", 72)]
     + [("minatar/batch-size", 460), ("minatar/staleness", 320), ("minatar/ewma", 120)]
-    + [("minatar/linear-lr", 180), ("minatar/adam-betas", 260), ("minatar-ppg/batch-size", 125)],
+    + [
+        ("minatar/linear-lr", 180),
+        ("minatar/adam-betas", 260),
+        ("minatar-ppg/batch-size", 125),
+        ("minatar-ppg/com-vs-kl", 48),
+    ],
 )
 def test_an_experiment_is_complete_and_its_report_follows_from_its_tables(name, runs):
     path = RESULTS / f"{name}.md"

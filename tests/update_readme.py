@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "experiments"))
 import lab.minatar  # noqa: E402
 from lab.catalogue import ABLATIONS, runs_of  # noqa: E402
 from lab.inference import bootstrap_interval, mean_difference, within  # noqa: E402
-from lab.reporting import apart, difference_cells, differences, overview, same, strata_of, table  # noqa: E402
+from lab.reporting import apart, bands, difference_cells, differences, overview, same, strata_of, table  # noqa: E402
 from lab.runs import Results  # noqa: E402
 
 FILES = ["README.md", "REFERENCE.md", "experiments/README.md"]
@@ -327,6 +327,8 @@ BLOCKS = {
     "minatar linear differences": linear_differences,
     "minatar betas returns": lambda: overview(results("adam-betas", "minatar"), "final_return"),
     "minatar betas differences": betas_differences,
+    "grid returns": lambda: overview(results("com-vs-kl", "minatar-ppg"), "final_return"),
+    "grid shares": lambda: bands(results("com-vs-kl", "minatar-ppg"), ("age", "penalty"))[1],
     "small returns": lambda: overview(results("batch-size", "small"), "final_return"),
     "small seeds": small_seeds,
     "ewma returns": lambda: overview(results("ewma"), "final_return"),
@@ -516,6 +518,10 @@ def numbers():
     found["slow behavior lost on the way"] = f"{lost(whole['behavior, 8'], whole['fresh']):.0%}"
     found["slow lost on the way"] = f"{lost(whole['decoupled, 8'], whole['fresh']):.0%}"
 
+    runs = results("com-vs-kl", "minatar-ppg")
+    found |= {"grid runs": len(runs.runs), "grid hours": f"{runs.hours:.1f}"}
+    cells = runs.rows.groupby(["variant", "value"])["final_return"].mean()
+    found |= {"grid best": f"{cells.max():.1f}", "grid default": f"{cells['kl-1', 'com-8']:.1f}"}
     runs, planned = results("batch-size", "small"), len(runs_of("batch-size", "small"))
     found |= {"small done": runs.finished, "small planned": planned, "small hours": f"{runs.hours:.0f}"}
     for _, run in pd.read_csv(RESULTS / "small/fresh.csv").iterrows():

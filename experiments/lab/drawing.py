@@ -334,12 +334,13 @@ def grid(results, folder, labels):
         figure, axes = plt.subplots(figsize=(4.4, 3.3), layout="constrained")
         image = axes.imshow(cells, origin="lower", cmap="cividis", aspect="auto")
         middle = (cells.min(axis=None) + cells.max(axis=None)) / 2
+        digits = 1 if cells.max(axis=None) >= 10 else 2
         for (row, column), value in np.ndenumerate(cells):
-            text = "" if np.isnan(value) else f"{value:.3g}"
+            text = "" if np.isnan(value) else f"{value:.{digits}f}"
             axes.text(column, row, text, ha="center", va="center", color="black" if value > middle else "white")
         axes.set_xticks(range(cells.shape[1]), [f"{x:g}" for x in cells.columns])
         axes.set_yticks(range(cells.shape[0]), [f"{x:g}" for x in cells.index])
-        axes.set(title=game, xlabel=labels[0], ylabel=labels[1])
+        axes.set(title=game.replace("_", " "), xlabel=labels[0], ylabel=labels[1])
         axes.grid(visible=False)
         figure.colorbar(image, label="final return")
         name = results.experiment if len(results.games) == 1 else f"{results.experiment}_{game}"
