@@ -49,15 +49,16 @@ FREE = {
         3: "100",
     },
     "results/README.md": {
-        1: "0.0004 0.0005 1.5 5.5 6 7 40 50 65 100 128 400 16,384 200,000 1% 5%",
+        1: "0.0004 0.0005 1.5 5.5 6 7 18 40 50 65 100 128 400 16,384 200,000 1% 5%",
         2: "0 3 20 32 90% 95%",
         3: "5",
         4: "256",
-        5: "2",
-        12: "1",
-        14: "8",
-        22: "4 16",
-        36: "64",
+        6: "2",
+        16: "1",
+        17: "8",
+        22: "4",
+        23: "16",
+        38: "64",
     },
     "results/SMALL_ENOUGH.md": {
         1: "3.3 20 49 100 1,024 25,600 102,400 153,600 95%",
@@ -264,6 +265,16 @@ def test_the_words_on_betas():
     curves = runs.groupby(["variant", "value", "step"])["return"].mean()["both"]
     early, late = (curves["1"] / curves["16"]).iloc[[4, -1]]
     assert early > 0.9 and late < 0.8  # keeps up, then falls behind
+
+
+def test_the_words_on_age_against_penalty():
+    rows = cells_of(update_readme.BLOCKS["grid shares"]())
+    product, ratio, difference, corner = rows.values()
+    assert difference[1][0] > 0 and difference[3][0] > 0 and product[2][0] > 0.7 > 0.2 > ratio[2][0]
+    assert product[2][0] > product[0][0] + 0.1 and corner[1][1] < 0
+    cells = update_readme.results("com-vs-kl", "minatar-ppg").rows.groupby(["value", "variant"])["final_return"].mean()
+    assert cells["com-1", "kl-1"] - cells["com-1", "kl-8"] < 1.5 < 4 < cells["com-8", "kl-1"] - cells["com-8", "kl-8"]
+    assert cells.idxmax() == ("com-2", "kl-1")
 
 
 def test_the_words_on_where_invariance_ends():

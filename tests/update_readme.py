@@ -521,7 +521,11 @@ def numbers():
     runs = results("com-vs-kl", "minatar-ppg")
     found |= {"grid runs": len(runs.runs), "grid hours": f"{runs.hours:.1f}"}
     cells = runs.rows.groupby(["variant", "value"])["final_return"].mean()
-    found |= {"grid best": f"{cells.max():.1f}", "grid default": f"{cells['kl-1', 'com-8']:.1f}"}
+    found |= {
+        f"grid {com} {kl}": f"{cells[f'kl-{kl}', f'com-{com}']:.1f}" for com, kl in [(8, 8), (8, 1), (1, 8), (1, 1)]
+    }
+    clip = results("batch-size", "minatar-ppg").final("all", "1", "final_return")
+    found |= {"grid best": f"{cells.max():.1f}", "grid clip": f"{clip.mean():.1f}"}
     runs, planned = results("batch-size", "small"), len(runs_of("batch-size", "small"))
     found |= {"small done": runs.finished, "small planned": planned, "small hours": f"{runs.hours:.0f}"}
     for _, run in pd.read_csv(RESULTS / "small/fresh.csv").iterrows():
