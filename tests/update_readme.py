@@ -244,6 +244,26 @@ def small_seeds():
     return table(["environments", *sizes], rows)
 
 
+def procgen_at_one():
+    """What one environment ends with on Procgen, and in brackets 64: in the new runs, and in the first."""
+    names = [
+        "nothing",
+        "the step size",
+        "advantage normalisation",
+        "the EWMA's age",
+        "EWMA itself",
+        "the phase's length",
+    ]
+    rows = [[name] for name in names]
+    for runs in (results("batch-size", "small"), results("batch-size")):
+        for row, variant in zip(rows, ["all", *ABLATIONS], strict=True):
+            one, many = (runs.final(variant, size, "final_return") for size in ("1", "64"))
+            row.append(f"{one.mean():.1f} ({many.mean():.1f})" if len(one) else "")
+            if len(one):
+                row[-1] += f", {len(one)} seed{'s' * (len(one) > 1)}"
+    return table(["left out", "new runs, PPG-EWMA", "first runs, PPO-EWMA"], rows)
+
+
 def cartpole_returns():
     rows = []
     for name, file in [("Adam", "cartpole"), ("SGD", "cartpole_sgd")]:
@@ -331,6 +351,7 @@ BLOCKS = {
     "grid shares": lambda: bands(results("com-vs-kl", "minatar-ppg"), ("age", "penalty"))[1],
     "small returns": lambda: overview(results("batch-size", "small"), "final_return"),
     "small seeds": small_seeds,
+    "procgen at one": procgen_at_one,
     "ewma returns": lambda: overview(results("ewma"), "final_return"),
     "ewma differences": ewma_differences,
     "speed": speed,
@@ -528,6 +549,14 @@ def numbers():
     found |= {"grid best": f"{cells.max():.1f}", "grid clip": f"{clip.mean():.1f}"}
     runs, planned = results("batch-size", "small"), len(runs_of("batch-size", "small"))
     found |= {"small done": runs.finished, "small planned": planned, "small hours": f"{runs.hours:.0f}"}
+    every = {size: runs.final("all", size, "final_return").to_numpy() for size in ("64", "16", "4", "1")}
+    found |= {"small seeds": len(every["1"]), "small within": f"{within([*every.values()]):.1f}"}
+    found |= {f"small all {size}": f"{x.mean():.1f}" for size, x in every.items()}
+    found["small fifth"] = f"{every['64'].mean() / 5:.1f}"
+    below = [every["64"], every["1"]]
+    found["small below"] = f"{mean_difference(*below):.1f}"
+    low, high = bootstrap_interval(below, mean_difference)
+    found |= {"small below from": f"{low:.1f}", "small below to": f"{high:.1f}"}
     for _, run in pd.read_csv(RESULTS / "small/fresh.csv").iterrows():
         found[f"small fresh {run['run'].split('__')[2]}"] = f"{run['return']:.1f}"
     runs = results("linear-lr", "minatar")
