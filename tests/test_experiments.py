@@ -393,7 +393,10 @@ def test_bands(tmp_path):
     total = 2 * np.var([x for group in means.values() for x in group]) * 9 + 18 * 0.05**2
     inside = sum(2 * np.var(group) * len(group) for group in means.values()) + 18 * 0.05**2
     assert cells["share of the variance: product"][0] == f"{1 - inside / total:.2f}"
-    assert float(cells["share of the variance: product minus ratio"][1].split(" to ")[0]) > 0.2
+    assert float(cells["product minus ratio"][1].split(" to ")[0]) > 0.2
+    # two doublings from the first to the last row, each of three cells; likewise from the last column to the first
+    assert f"| doubling the penalty, return | {(15 - 10.75) / 6:.2f} |" in report
+    assert f"| doubling the centre of mass, return | {(16 - 9.75) / 6:.2f} |" in report
     assert "| corner minus default, return | -1.00 | -1.10 to -0.90 |" in report
 
 

@@ -54,9 +54,10 @@ FREE = {
         3: "5 32 90% 95%",
         4: "256",
         6: "2",
-        16: "1",
-        17: "8",
-        21: "4 16",
+        15: "1",
+        18: "8",
+        22: "16",
+        24: "4",
         39: "64",
     },
     "results/SMALL_ENOUGH.md": {
@@ -272,9 +273,9 @@ def test_the_words_on_betas():
 
 def test_the_words_on_age_against_penalty():
     rows = cells_of(update_readme.BLOCKS["grid shares"]())
-    product, ratio, difference, corner = rows.values()
-    assert difference[1][0] > 0 and difference[3][0] > 0 and product[2][0] > 0.7 > 0.2 > ratio[2][0]
-    assert product[2][0] > product[0][0] + 0.1 and corner[1][1] < 0
+    _, _, difference, penalty, age, steeper, corner = rows.values()
+    assert difference[1][0] > 0 and difference[3][0] > 0 and corner[1][1] < 0 and steeper[1][1] < 0 > steeper[3][1]
+    assert 0.15 < age[0][0] / penalty[0][0] < 0.35 and 0.4 < age[2][0] / penalty[2][0] < 0.6  # a quarter; half
     cells = update_readme.results("com-vs-kl", "minatar-ppg").rows.groupby(["value", "variant"])["final_return"].mean()
     assert cells["com-1", "kl-1"] - cells["com-1", "kl-8"] < 1.5 < 4 < cells["com-8", "kl-1"] - cells["com-8", "kl-8"]
     assert cells.idxmax() == ("com-2", "kl-1")

@@ -245,7 +245,7 @@ def small_seeds():
 
 
 def procgen_at_one():
-    """What one environment ends with on Procgen, and in brackets 64: in the new runs, and in the first."""
+    """What one environment ends with on Procgen, and in brackets 64 of the same seeds: new runs, and the first."""
     names = [
         "nothing",
         "the step size",
@@ -258,9 +258,8 @@ def procgen_at_one():
     for runs in (results("batch-size", "small"), results("batch-size")):
         for row, variant in zip(rows, ["all", *ABLATIONS], strict=True):
             one, many = (runs.final(variant, size, "final_return") for size in ("1", "64"))
-            row.append(f"{one.mean():.1f} ({many.mean():.1f})" if len(one) else "")
-            if len(one):
-                row[-1] += f", {len(one)} seed{'s' * (len(one) > 1)}"
+            seeds = f"{len(one)} seed{'s' * (len(one) > 1)}"
+            row.append(f"{one.mean():.1f} ({many[one.index].mean():.1f}), {seeds}" if len(one) else "")
     return table(["left out", "new runs, PPG-EWMA", "first runs, PPO-EWMA"], rows)
 
 
@@ -552,6 +551,8 @@ def numbers():
     every = {size: runs.final("all", size, "final_return").to_numpy() for size in ("64", "16", "4", "1")}
     found |= {"small seeds": len(every["1"]), "small within": f"{within([*every.values()]):.1f}"}
     found |= {f"small all {size}": f"{x.mean():.1f}" for size, x in every.items()}
+    found["small all 4 first"] = f"{every['4'][0]:.1f}"
+    found["small no-ewma 16"] = f"{runs.final('no-ewma', '16', 'final_return').mean():.1f}"
     found["small fifth"] = f"{every['64'].mean() / 5:.1f}"
     below = [every["64"], every["1"]]
     found["small below"] = f"{mean_difference(*below):.1f}"

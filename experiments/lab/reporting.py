@@ -362,33 +362,45 @@ def largest_minus_smallest(results, variants):
 
 
 def bands(results, names):
-    """On a grid of two flags: does their product decide, and not their ratio? How far along a diagonal?"""
+    """On a grid of two flags: does their product decide? What does doubling either of them do?"""
     columns, unit, digits = measures_of(results)
     cells = list(dict.fromkeys(results.all_rows[["variant", "value"]].itertuples(index=False, name=None)))
-    flags = [tuple(float(name.split("-")[-1]) for name in cell) for cell in cells]
-    products, ratios = [y * x for y, x in flags], [y / x for y, x in flags]
-    corner = max((n for n, x in enumerate(products) if x == products[0]), key=lambda n: flags[n])
+    flags = np.array([[float(name.split("-")[-1]) for name in cell] for cell in cells])
+    products, ratios = (list(x) for x in (flags.prod(axis=1), flags[:, 0] / flags[:, 1]))
+    corner = max((n for n, x in enumerate(products) if x == products[0]), key=lambda n: flags[n, 0])
+    fit = np.linalg.pinv(np.column_stack([np.ones(len(cells)), np.log2(flags)]))  # a plane through the cells' means
 
-    def difference(*samples, axis=-1):
-        of_product, of_ratio = (share_between(groups, *samples, axis=axis) for groups in (products, ratios))
-        return of_product - of_ratio
+    of_product, of_ratio = (functools.partial(share_between, groups) for groups in (products, ratios))
 
-    shares = {"product": functools.partial(share_between, products), "ratio": functools.partial(share_between, ratios)}
-    shares["product minus ratio"] = difference
-    rows = [[f"share of the variance: {name}"] for name in shares] + [[f"corner minus default, {unit}"]]
+    def slope(weights, *samples, axis=-1):
+        return np.tensordot(weights, np.stack([x.mean(axis=axis) for x in samples]), 1)
+
+    age, penalty = names
+    statistics = {
+        "share of the variance: product": of_product,
+        "share of the variance: ratio": of_ratio,
+        "product minus ratio": lambda *samples, axis=-1: (
+            of_product(*samples, axis=axis) - of_ratio(*samples, axis=axis)
+        ),
+        f"doubling the {penalty}, {unit}": functools.partial(slope, fit[1]),
+        f"doubling the {age}, {unit}": functools.partial(slope, fit[2]),
+        "the former minus the latter": functools.partial(slope, fit[1] - fit[2]),
+    }
+    rows = [[name] for name in [*statistics, f"corner minus default, {unit}"]]
     for column in columns:
         samples = [results.over_seeds(*cell, column) for cell in cells]
         if min(map(len, samples)) < 2:
             rows = [[*row, "", "needs two seeds"] for row in rows]
             continue
-        for row, share in zip(rows, shares.values(), strict=False):
-            row += [f"{share(*samples):.2f}", between(bootstrap_interval(samples, share), 2)]
+        for row, statistic in zip(rows, statistics.values(), strict=False):
+            row += [f"{statistic(*samples):.2f}", between(bootstrap_interval(samples, statistic), 2)]
         rows[-1] += difference_cells([(samples[corner], samples[0])], digits)
     return [
         f"## Does the product of {' and '.join(names)} decide?",
         table(["", "at the end", "95% interval", "over the whole run", "95% interval"], rows),
         "Share of the variance: how much of the variance of all runs lies between groups of cells that have the same "
-        "product, or ratio. Corner: the cell at the far end of the diagonal that begins at the default.",
+        "product, or ratio. Doubling: by a plane through the cells' means; if the product decides, the two are the "
+        "same. Corner: the cell at the far end of the diagonal that begins at the default.",
     ]
 
 
