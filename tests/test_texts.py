@@ -49,15 +49,16 @@ FREE = {
         3: "100",
     },
     "results/README.md": {
-        1: "0.0004 0.0005 1.5 5.5 6 7 18 40 50 65 100 128 400 16,384 200,000 1% 5%",
+        1: "0.0004 0.0005 1.5 2.5 3.1 5.5 6 7 18 40 50 65 100 128 400 8,192 16,384 200,000 1% 5%",
         2: "0 3 20",
-        3: "5 32 90% 95%",
-        4: "256",
-        6: "2",
-        15: "1",
-        18: "8",
-        22: "16",
-        24: "4",
+        3: "90% 95%",
+        4: "32 256",
+        5: "5",
+        7: "2",
+        16: "1",
+        20: "8",
+        23: "16",
+        28: "4",
         39: "64",
     },
     "results/SMALL_ENOUGH.md": {
@@ -245,6 +246,21 @@ def test_the_words_on_procgen_so_far():
     assert (points["1"] > points["64"].max()).tolist() == [True, False, True, True, False]  # starts late
     one = runs.all_points.query("variant == 'all' and value == '1' and seed == 3").set_index("step")["return"]
     assert one[one.index < 200_000].max() < 1.6 and one.iloc[-1] > 6
+
+
+def test_the_words_on_stale_data_on_procgen():
+    runs = Results.of_csv("staleness", RESULTS / "small")
+    final = [runs.final("decoupled", age, "final_return").mean() for age in runs.values("decoupled")]
+    assert len(final) == 6 and final == sorted(final, reverse=True) and final[-1] < 0.1
+    whole = [runs.final("decoupled", age, "mean_return").mean() for age in runs.values("decoupled")]
+    assert whole == sorted(whole, reverse=True)
+    for age in ("4", "8"):  # collapses, and comes back
+        curve = runs.all_points.query("value == @age")["return"].to_numpy()
+        lowest = 10 + curve[10:-5].argmin()
+        assert curve[lowest] < 1 < 5 < min(curve[:lowest].max(), curve[lowest:].max())
+    assert runs.runs[0].flags["learning-rate"] == 2.5e-4
+    minibatch = runs.runs[0].flags["num-envs"] * runs.runs[0].flags["num-steps"] // 8
+    assert minibatch == 32 and 5e-4 * (minibatch / 8192) ** 0.5 == pytest.approx(3.1e-5, rel=0.01)
 
 
 def cells_of(table):

@@ -244,6 +244,14 @@ def small_seeds():
     return table(["environments", *sizes], rows)
 
 
+def small_staleness():
+    """The decoupled objective's returns, at the end and over the whole run."""
+    runs, rows = results("staleness", "small"), []
+    for label, column in [("at the end", "final_return"), ("over the whole run", "mean_return")]:
+        rows.append([label, *(f"{runs.final('decoupled', x, column).mean():.1f}" for x in runs.values("decoupled"))])
+    return table(["staleness", *runs.values("decoupled")], rows)
+
+
 def procgen_at_one():
     """What one environment ends with on Procgen, and in brackets 64 of the same seeds: new runs, and the first."""
     names = [
@@ -351,6 +359,7 @@ BLOCKS = {
     "small returns": lambda: overview(results("batch-size", "small"), "final_return"),
     "small seeds": small_seeds,
     "procgen at one": procgen_at_one,
+    "small staleness": small_staleness,
     "ewma returns": lambda: overview(results("ewma"), "final_return"),
     "ewma differences": ewma_differences,
     "speed": speed,
@@ -558,6 +567,15 @@ def numbers():
     found["small below"] = f"{mean_difference(*below):.1f}"
     low, high = bootstrap_interval(below, mean_difference)
     found |= {"small below from": f"{low:.1f}", "small below to": f"{high:.1f}"}
+    runs, planned = results("staleness", "small"), len(runs_of("staleness", "small"))
+    found |= {"small stale done": runs.finished, "small stale planned": planned}
+    for label, column in [("", "final_return"), (" on the way", "mean_return")]:
+        fresh_runs = runs.final("decoupled", "0", column).mean()
+        for age in ("1", "2", "4", "8"):
+            found[f"small lost{label} {age}"] = f"{1 - runs.final('decoupled', age, column).mean() / fresh_runs:.0%}"
+    run = runs.runs[0]
+    found["small iteration"] = f"{run.flags['num-envs'] * run.flags['num-steps'] / run.flags['total-timesteps']:.2%}"
+    found["paper iteration"] = f"{paper['num-envs'] * paper['num-steps'] / paper['total-timesteps']:.2%}"
     for _, run in pd.read_csv(RESULTS / "small/fresh.csv").iterrows():
         found[f"small fresh {run['run'].split('__')[2]}"] = f"{run['return']:.1f}"
     runs = results("linear-lr", "minatar")
