@@ -254,8 +254,8 @@ def test_the_words_on_stale_data_on_procgen():
     assert len(final) == 6 and final == sorted(final, reverse=True) and final[-1] < 0.1
     whole = [runs.final("decoupled", age, "mean_return").mean() for age in runs.values("decoupled")]
     assert whole == sorted(whole, reverse=True)
-    for age in ("4", "8"):  # collapses, and comes back
-        curve = runs.all_points.query("value == @age")["return"].to_numpy()
+    returns = runs.all_points.set_index("value")["return"]
+    for curve in (returns["4"].to_numpy(), returns["8"].to_numpy()):  # collapses, and comes back
         lowest = 10 + curve[10:-5].argmin()
         assert curve[lowest] < 1 < 5 < min(curve[:lowest].max(), curve[lowest:].max())
     assert runs.runs[0].flags["learning-rate"] == 2.5e-4
