@@ -359,7 +359,7 @@ def main():
         batch = {name: data[name].flatten(0, 1) for name in names}  # [N * T, ...]
         batch |= {"value_target": value_target.flatten(), "advantage": advantage.flatten()}
         raw_advantage = batch["advantage"].clone()  # kept: --adv-norm minibatch overwrites that
-        # STALE, 11 lines: who does which job. pi_recent: the network before (3) changes it.
+        # STALE, 12 lines: who does which job. pi_recent: the network before (3) changes it.
         #   --staleness-loss            decoupled   behavior    recent
         #   pi_corr, corrects for age   behaviour   behaviour   recent (wrong: not its data)
         #   pi_prox, limits the update  recent      behaviour   recent
@@ -368,6 +368,7 @@ def main():
             with torch.no_grad():
                 pieces = batch["obs"].split(microbatch_size)
                 recent = torch.cat([agent(obs)[0].log_softmax(-1) for obs in pieces])
+            stats["policy/stale_kl"] = categorical_kl(behav, recent)  # pi moved while data waited
         batch["logprobs_corr"] = recent if args.staleness_loss == "recent" else behav
         batch["logprobs_prox"] = behav if args.staleness_loss == "behavior" else recent
         value_clip = args.clip_coef if args.clip_vloss else 0

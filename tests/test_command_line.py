@@ -64,6 +64,8 @@ def test_end_to_end_on_a_real_game(script, game, envs, tmp_path):
 
     logs = curves(folder)
     expected = set(LOGGED) | ({"policy/prox_age"} if script in EWMA else set())
+    if script == "staleness":
+        expected.add("policy/stale_kl")
     if script in PPG:
         expected |= {"loss/aux_head", "loss/aux_clone_kl", "loss/aux_value_head"}
     assert logs.keys() == expected

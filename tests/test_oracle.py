@@ -12,7 +12,7 @@ import pytest
 import torch
 from procgen import ProcgenGym3Env
 
-from helpers import EWMA, PPG, SCRIPTS, float64, load, train
+from helpers import EWMA, PPG, SCRIPTS, curves, float64, load, train
 
 N, T, ITERATIONS = 4, 6, 4
 GAMMA, LAMBDA, EPS, LR, AUX_LR = 0.97, 0.9, 0.02, 1e-3, 2e-3
@@ -78,6 +78,7 @@ class Oracle:
         self.returns, self.running, self.advantages, self.ended_at_the_end = [], np.zeros(N), [], 0
         self.history, self.queue, self.buffer = [self.policy_weights()], [], []
         self.clipped = []  # for every sample of every policy step, if the objective is flat there
+        self.waited = []  # of each iteration: how far the policy moved since its data were sampled
 
     def policy_weights(self):
         return {k: v.clone() for k, v in self.agent.state_dict().items() if k.startswith(("trunk", "policy_head"))}
@@ -140,6 +141,7 @@ class Oracle:
         if self.script in PPG:
             self.buffer.append((obs.view(N, T, 64, 64, 3), target.view(N, T)))
         recent = self.logprobs(self.agent, obs)
+        self.waited.append(kl(behav, recent).item())
         for epoch in range(self.policy_epochs):
             for i in self.epoch():
                 logits, value = self.agent(obs[i])
@@ -219,6 +221,9 @@ def test_the_oracle_ends_with_the_same_weights(case, tmp_path):
     assert 0.02 < np.mean(oracle.clipped) < 0.5, "clipping shows too little"
     errors = torch.cat([(w - expected[name]).abs().flatten() for name, w in result.items()])
     assert errors.max() < 0.01 * LR, (errors.max(), errors.mean())
+    if script == "staleness":
+        logged = [value for _, value in curves(tmp_path)["policy/stale_kl"]]
+        assert logged == pytest.approx(oracle.waited, rel=1e-3) and max(logged) > 1e-4
 
 
 @pytest.mark.parametrize("kl_coef", [0, 0.3])
