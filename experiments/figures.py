@@ -14,6 +14,7 @@ from lab.any_runs import draw_any
 from lab.catalogue import EXPERIMENTS, SCALES
 from lab.common import Parser, fail
 from lab.drawing import draw
+from lab.logs import RETURN
 from lab.reporting import report
 from lab.runs import Results, find_runs, results_of_csv, write_csv
 
@@ -32,6 +33,7 @@ def parse_args():
     add("curves", nargs="+", metavar="LABEL=RUNS", help="a pattern of run folders, or a CSV file (run, step, return)")
     help = "draw the authors' published runs of the same game behind them; hard mode, all levels"
     add("--reference", choices=["authors"], help=help)
+    add("--tag", default=RETURN, help=f"what to draw, of all that is logged; default: {RETURN}")
     add("--out", default="curves", help="path of the results, without the ending; default: curves")
     add = commands.add_parser("advice", help="advise on runs: clipping, epochs, advantage normalisation").add_argument
     add("runs", nargs="+", metavar="RUN", help="folder of a run")
@@ -76,7 +78,7 @@ def draw_experiment(args):
 def main():
     args = parse_args()
     if args.name == "curves":
-        draw_any(args.curves, args.out, with_authors=args.reference)
+        draw_any(args.curves, args.out, args.tag, with_authors=args.reference)
     elif args.name == "advice":
         for folder in args.runs:
             print("\n".join(advise(folder)))

@@ -637,6 +637,7 @@ def test_curves_of_any_runs(tmp_path):
             writer = SummaryWriter(tmp_path / f"{label}_{seed}")
             for step in range(100, 1001, 100):
                 writer.add_scalar(RETURN, slope * step + seed, step)
+                writer.add_scalar("policy/kl", seed / 256 if step < 1000 else 0.5, step)
             writer.close()
     (tmp_path / "theirs.csv").write_text("# a comment\nrun,step,return\n1,250,3\n1,950,4\n")
     words = [f"A={tmp_path}/a_*", f"B={tmp_path}/b_2", f"theirs={tmp_path}/theirs.csv", f"many={tmp_path}/many_*"]
@@ -654,10 +655,24 @@ def test_curves_of_any_runs(tmp_path):
     )
     text = check_picture(tmp_path / "out" / "all.png", "#E69F00")
     assert "A (2 runs)" in text and "B (1 run)" in text and "theirs" in text
+
+    kl = tmp_path / "kl"  # another quantity than the return
+    (tmp_path / "kl_theirs.csv").write_text("run,step,policy/kl\n1,250,0.25\n")
+    words = [f"A={tmp_path}/a_*", f"theirs={tmp_path}/kl_theirs.csv"]
+    run(figures_program, "curves", *words, "--tag", "policy/kl", "--out", kl)
+    table = pd.read_csv(f"{kl}.csv")
+    assert table.columns.tolist() == ["label", "run", "step", "policy/kl"]
+    assert table[(table["run"] == "a_2") & (table["step"] == 300)]["policy/kl"].item() == pytest.approx(2 / 256)
+    _, _, *rows = Path(f"{kl}.md").read_text().splitlines()
+    assert rows == ["| A | 0.0039 / 0.0078 | 0.50 / 0.50 |", "| theirs | 0.25 | 0.25 |"]
+    assert "policy/kl" in check_picture(Path(f"{kl}.png"), "#0072B2")
+
     for words, message in [
         (["A"], "must be LABEL=RUNS"),
         ([f"A={tmp_path}/c_*"], "no run with a finished episode"),
         ([f"A={tmp_path}/a_1", f"A={tmp_path}/a_2"], "a label is given twice"),
+        ([f"A={tmp_path}/a_1", "--tag", "policy/kk"], "no run with policy/kk is there"),
+        ([f"A={tmp_path}/a_1", "--tag", "policy/kl", "--reference", "authors"], "leave out --tag"),
     ]:
         printed = run(figures_program, "curves", *words, code=2)
         assert message in printed and printed.count("\n") == 1

@@ -20,47 +20,53 @@ MANY = 6  # runs that a table does not list one by one
 STEPS = {"1m": 1_000_000, "2m": 2_000_000, "4m": 4_000_000, "8m": 8_000_000, "final": 100_000_000}
 
 
-def draw_any(pairs, out, with_authors):
-    """Figure, numbers and table of LABEL=RUNS pairs."""
+def draw_any(pairs, out, tag=RETURN, with_authors=None):
+    """Figure, numbers and table of LABEL=RUNS pairs; in the tables, another tag takes the place of the return."""
+    if tag != RETURN and with_authors:
+        fail("--reference authors: theirs are returns; leave out --tag")
     for pair in pairs:
         if "=" not in pair:
             fail(f"{pair}: must be LABEL=RUNS, the runs being a pattern of folders or a CSV file")
     labels = [pair.split("=")[0] for pair in pairs]
     if len(set(labels)) < len(labels):
         fail("a label is given twice; one pattern may match all its runs")
-    curves = pd.concat([read_curves(*pair.split("=", 1)) for pair in pairs], ignore_index=True)
+    curves = pd.concat([read_curves(*pair.split("=", 1), tag) for pair in pairs], ignore_index=True)
     measured = curves[curves["measured"]]
     reference = authors(game_of(measured["folder"].unique())) if with_authors else None
     try:
         Path(out).parent.mkdir(parents=True, exist_ok=True)
-        draw(curves, out, reference)
-        write_csv(measured.astype({"step": int})[["label", "run", "step", "return"]], f"{out}.csv")
-        Path(f"{out}.md").write_text(table_of_returns(pd.concat([curves, reference])))
+        draw(curves, out, "return, last 100 episodes" if tag == RETURN else tag, reference)
+        points = measured.astype({"step": int})[["label", "run", "step", "return"]]
+        write_csv(points if tag == RETURN else points.rename(columns={"return": tag}), f"{out}.csv")
+        digits = ".1f" if tag == RETURN else "#.2g"
+        Path(f"{out}.md").write_text(table_of_returns(pd.concat([curves, reference]), digits))
         print(f"{out}.md")
     except OSError as error:
         fail(f"--out {out}: cannot be written ({error.strerror})")
 
 
-def read_curves(label, pattern):
+def read_curves(label, pattern, tag):
     """A table with columns run, step and return: of the runs that match, or out of such a file."""
     columns = ["run", "step", "return"]
+    column = "return" if tag == RETURN else tag
     if pattern.endswith(".csv"):
         try:
-            return read_table(pattern, columns)[columns].assign(label=label, folder="", measured=False)
+            table = read_table(pattern, ["run", "step", column]).rename(columns={column: "return"})
+            return table[columns].assign(label=label, folder="", measured=False)
         except (OSError, ValueError) as error:
-            fail(f"{label}={pattern}: cannot be read as a table of run, step and return ({error})")
+            fail(f"{label}={pattern}: cannot be read as a table of run, step and {column} ({error})")
     tables, folders = [], sorted(glob.glob(pattern))
     names = [Path(folder).name for folder in folders]
     for folder, name in zip(folders, names if len(set(names)) == len(names) else folders, strict=True):
-        scalars, damaged = read_scalars(folder, [RETURN])
+        scalars, damaged = read_scalars(folder, [tag])
         for file in damaged:
             print(f"note: {Path(folder, file)}: is damaged; showing what can be read of it")
-        curve = scalars[RETURN]
+        curve = scalars[tag]
         if len(curve):
             kept = curve[np.unique(np.linspace(0, len(curve) - 1, 200).round().astype(int))]
             tables.append(pd.DataFrame(kept, columns=["step", "return"]).assign(run=name, folder=folder))
     if not tables:
-        fail(f"{label}={pattern}: no run with a finished episode is there")
+        fail(f"{label}={pattern}: no run with {'a finished episode' if tag == RETURN else tag} is there")
     return pd.concat(tables).assign(label=label, measured=True)
 
 
@@ -91,7 +97,7 @@ def authors(game):
     return pd.DataFrame(points).assign(game=game, measured=False)
 
 
-def draw(curves, out, reference):
+def draw(curves, out, name, reference):
     """Mean and range over the runs of a label; what was not measured here, out of a file, as crosses."""
     with plt.rc_context(fname=STYLE):
         figure, axes = plt.subplots(figsize=(WIDTH, 3), layout="constrained")
@@ -104,7 +110,7 @@ def draw(curves, out, reference):
             number = runs.shape[1]
             axes.plot(runs.index, runs.mean(axis=1), color=colour, label=f"{label} ({number} run{'s' * (number != 1)})")
             axes.fill_between(runs.index, runs.min(axis=1), runs.max(axis=1), color=colour, alpha=0.15, linewidth=0)
-        axes.set(xlabel="environment steps", ylabel="return, last 100 episodes")
+        axes.set(xlabel="environment steps", ylabel=name)
         axes.set_xlim(left=0)
         if reference is not None:
             draw_reference(axes, reference, curves["step"].min(), curves["step"].max())
@@ -133,7 +139,7 @@ def draw_reference(axes, reference, begin, end):
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def table_of_returns(curves):
+def table_of_returns(curves, digits):
     """Return of every run at the steps of a file, or, without one, at quarters of the shortest run; and at its end.
 
     Of many runs, mean and standard deviation.
@@ -145,12 +151,12 @@ def table_of_returns(curves):
         runs = [run for _, run in group.groupby("run")]
         cells = [[np.interp(step, run["step"], run["return"], right=np.nan) for run in runs] for step in steps]
         cells.append([run["return"].iloc[-1] for run in runs])
-        rows.append([label, *map(cell_of_returns, cells)])
+        rows.append([label, *(cell_of_returns(cell, digits) for cell in cells)])
     return table(["", *(f"{x:,.0f} steps" for x in steps), "at the end"], rows) + "\n"
 
 
-def cell_of_returns(returns):
+def cell_of_returns(returns, digits):
     known = [x for x in returns if not np.isnan(x)]
     if len(known) > MANY:
-        return f"{np.mean(known):.1f} ± {np.std(known, ddof=1):.1f}"
-    return " / ".join(f"{x:.1f}" for x in known)
+        return f"{np.mean(known):{digits}} ± {np.std(known, ddof=1):{digits}}"
+    return " / ".join(f"{x:{digits}}" for x in known)
