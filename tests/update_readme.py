@@ -186,11 +186,11 @@ def noise_scales():
     return table(["game", "after steps", "policy loss", "value loss"], rows)
 
 
-def ends(name, since=0.9):
+def ends(name, since=0.9, column="return"):
     """{label: final returns} of curves that no sweep made."""
     curves = pd.read_csv(RESULTS / f"{name}.csv", dtype={"label": str})
     late = curves[curves["step"] > since * curves.groupby("run")["step"].transform("max")]
-    late = late.groupby(["label", "run"], sort=False)["return"].mean().groupby("label", sort=False)
+    late = late.groupby(["label", "run"], sort=False)[column].mean().groupby("label", sort=False)
     return {label: x.to_numpy() for label, x in late}
 
 
@@ -242,6 +242,24 @@ def small_seeds():
         cells = [runs.final("all", size, column).groupby("seed").mean() for size in sizes]
         rows.append([label, *(" / ".join(f"{x:.1f}" for x in cell) for cell in cells)])
     return table(["environments", *sizes], rows)
+
+
+def smaller_steps():
+    """What a staleness of 8 costs the decoupled objective on MinAtar at three step sizes, and how far the policy moves."""
+    runs, rows = results("staleness", "minatar"), []
+    first = [{x: runs.final("decoupled", x, c) for x in "80"} for c in ("final_return", "mean_return")]
+    more = [[ends(f"minatar/{name}", since) for since in (0.9, 0)] for name in ("slow", "slower")]
+    more = [[{"8": x["decoupled, 8"], "0": x["fresh"]} for x in pair] for pair in more]
+    moved = ends("minatar/stale_kl", since=0, column="policy/stale_kl")
+    settings = [("5e-4", 153_600), ("1.25e-4", 614_400), ("3.125e-5", 2_457_600)]
+    for (rate, steps), cells in zip(settings, [first, *more], strict=True):
+        row = [rate, f"{steps:,}", len(cells[0]["8"])]
+        for x in cells:
+            low, high = bootstrap_interval([x["8"], x["0"]], lost)
+            row += [f"{lost(x['8'], x['0']):.0%}", f"{low:.0%} to {high:.0%}"]
+        rows.append([*row, f"{moved[rate].mean():.2f}"])
+    header = ["step size", "steps", "seeds", "lost at the end", "95% interval", "over the whole run", "95% interval", "KL"]
+    return table(header, rows)
 
 
 def small_staleness():
@@ -359,6 +377,7 @@ BLOCKS = {
     "small returns": lambda: overview(results("batch-size", "small"), "final_return"),
     "small seeds": small_seeds,
     "procgen at one": procgen_at_one,
+    "minatar smaller steps": smaller_steps,
     "small staleness": small_staleness,
     "ewma returns": lambda: overview(results("ewma"), "final_return"),
     "ewma differences": ewma_differences,
