@@ -245,21 +245,23 @@ def small_seeds():
 
 
 def smaller_steps():
-    """What a staleness of 8 costs the decoupled objective on MinAtar at three step sizes, and how far the policy moves."""
-    runs, rows = results("staleness", "minatar"), []
-    first = [{x: runs.final("decoupled", x, c) for x in "80"} for c in ("final_return", "mean_return")]
-    more = [[ends(f"minatar/{name}", since) for since in (0.9, 0)] for name in ("slow", "slower")]
-    more = [[{"8": x["decoupled, 8"], "0": x["fresh"]} for x in pair] for pair in more]
-    moved = ends("minatar/stale_kl", since=0, column="policy/stale_kl")
-    settings = [("5e-4", 153_600), ("1.25e-4", 614_400), ("3.125e-5", 2_457_600)]
-    for (rate, steps), cells in zip(settings, [first, *more], strict=True):
-        row = [rate, f"{steps:,}", len(cells[0]["8"])]
-        for x in cells:
-            low, high = bootstrap_interval([x["8"], x["0"]], lost)
-            row += [f"{lost(x['8'], x['0']):.0%}", f"{low:.0%} to {high:.0%}"]
-        rows.append([*row, f"{moved[rate].mean():.2f}"])
-    header = ["step size", "steps", "seeds", "lost at the end", "95% interval", "over the whole run", "95% interval", "KL"]
-    return table(header, rows)
+    """What stale data cost the decoupled objective on MinAtar, by step size and age, and how far the policy moves."""
+    runs, columns = results("staleness", "minatar"), ("final_return", "mean_return")
+    returns = {
+        ("5e-4", age): [runs.final("decoupled", age, x).to_numpy() for x in columns] for age in runs.values("decoupled")
+    }
+    for rate, name in [("1.25e-4", "slow"), ("3.125e-5", "slower")]:
+        more = [ends(f"minatar/{name}", since) for since in (0.9, 0)]
+        returns |= {(rate, "0"): [x["fresh"] for x in more], (rate, "8"): [x["decoupled, 8"] for x in more]}
+    moved, rows = ends("minatar/stale_kl", since=0, column="policy/stale_kl"), []
+    for (rate, age), stale in returns.items():
+        if age != "0":
+            row = [rate, age, f"{moved[f'{rate}, {age}'].mean():.2g}"]
+            for x, fresh in zip(stale, returns[rate, "0"], strict=True):
+                low, high = bootstrap_interval([x, fresh], lost)
+                row += [f"{lost(x, fresh):.0%}", f"{low:.0%} to {high:.0%}"]
+            rows.append(row)
+    return table(["step size", "staleness", "KL", "lost at the end", "95%", "over the whole run", "95%"], rows)
 
 
 def small_staleness():
@@ -562,9 +564,19 @@ def numbers():
     found["slow lost"] = f"{lost(slow['decoupled, 8'], slow['fresh']):.0%}"
     low, high = bootstrap_interval([slow["decoupled, 8"], slow["fresh"]], lost)
     found |= {"slow lost from": f"{low:.0%}", "slow lost to": f"{high:.0%}"}
+    found["slow recent lost"] = f"{lost(slow['recent, 8'], slow['fresh']):.0%}"
     found["slow behavior lost"] = f"{lost(slow['behavior, 8'], slow['fresh']):.0%}"
     found["slow behavior lost on the way"] = f"{lost(whole['behavior, 8'], whole['fresh']):.0%}"
     found["slow lost on the way"] = f"{lost(whole['decoupled, 8'], whole['fresh']):.0%}"
+    for since, when in [(0.9, ""), (0, " on the way")]:
+        slower = ends("minatar/slower", since)
+        for label in ("decoupled", "behavior", "recent"):
+            found[f"slower {label} runs"] = len(slower[f"{label}, 8"])
+            found[f"slower {label} lost{when}"] = f"{lost(slower[f'{label}, 8'], slower['fresh']):.0%}"
+        low, high = bootstrap_interval([slower["decoupled, 8"], slower["fresh"]], lost)
+        found |= {f"slower lost{when} from": f"{low:.0%}", f"slower lost{when} to": f"{high:.0%}"}
+    for label, x in ends("minatar/stale_kl", since=0, column="policy/stale_kl").items():
+        found[f"stale kl {label.replace(',', '')}"] = f"{x.mean():.2g}"
 
     runs = results("com-vs-kl", "minatar-ppg")
     found |= {"grid runs": len(runs.runs), "grid hours": f"{runs.hours:.1f}"}
@@ -579,7 +591,8 @@ def numbers():
     every = {size: runs.final("all", size, "final_return").to_numpy() for size in ("64", "16", "4", "1")}
     found |= {"small seeds": len(every["1"]), "small within": f"{within([*every.values()]):.1f}"}
     found |= {f"small all {size}": f"{x.mean():.1f}" for size, x in every.items()}
-    found["small all 4 first"] = f"{every['4'][0]:.1f}"
+    cells = runs.rows.query("finished").set_index(["variant", "value", "seed"])["final_return"]
+    found |= {f"small {' '.join(map(str, cell))}": f"{x:.1f}" for cell, x in cells.items()}
     found["small no-ewma 16"] = f"{runs.final('no-ewma', '16', 'final_return').mean():.1f}"
     found["small fifth"] = f"{every['64'].mean() / 5:.1f}"
     below = [every["64"], every["1"]]
